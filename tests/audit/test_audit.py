@@ -5,15 +5,19 @@ import json
 import math
 import time
 from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
-from audit.samplers import PlainSampler, colder, leaning, permuted, truncated
+from audit.samplers import PlainSampler, colder, draw, leaning, permuted, truncated
 from foretoken.audit import AuditError, AuditPlan, CallableSubject, ReferenceModel, Sample, audit_model, audit_worlds
 from foretoken.audit.greedy import Greedy, measured_noise
 from foretoken.audit.indirect import audit_pair
+from foretoken.audit.reference import probabilities
 from foretoken.audit.report import EXIT_STATUS, odds
 from foretoken.audit.sequential import Ledger
 from foretoken.audit.subjects import Speculation
@@ -152,6 +156,121 @@ def test_noise_is_measured_on_the_subject(world):
     told[2] = {3: -50.0}  # one broken position does not excuse the others
     assert measured_noise(reference, prompt, Sample(tokens, None, told), scores) == pytest.approx(8e-3)
     assert measured_noise(reference, prompt, Sample(tokens), scores) < 1e-4
+
+
+def test_noise_is_measured_where_it_decides(world):
+    """Most tokens are nearly certain: their log-probabilities hide what rounding does to a logit."""
+    rng = np.random.default_rng(0)
+    exact = rng.normal(0.0, 1.0, (48, 200))
+    exact[:36, 0] = 14.0
+    exact[36:, 1] = exact[36:].max(axis=1) + 0.004  # near ties
+    rounded = exact + rng.normal(0.0, 0.02, exact.shape)
+    tokens = rounded.argmax(axis=1).tolist()
+    gaps = exact.max(axis=1) - exact[np.arange(48), tokens]
+    assert gaps.max() > 1e-3
+    logs = rounded - np.logaddexp.reduce(rounded, axis=1, keepdims=True)
+    told = [{token: float(logs[i, token])} for i, token in enumerate(tokens)]
+    noise = measured_noise(world.target_reference, world.prompts[0], Sample(tokens, None, told), exact)
+    assert gaps.max() < noise < 0.2
+
+
+class Coarse(PlainSampler):
+    """Its logits are multiples of an eighth, as large ones in bfloat16 are; it tells their log-probabilities."""
+
+    def _probs(self, reference, prompt, outputs, params):
+        rows = reference.scores(prompt, [[*output, 0] for output in outputs])
+        return probabilities(np.stack([np.round(row[-1] * 8) / 8 for row in rows]), params)
+
+    def __call__(self, prompt, count, num_tokens, params, seed):
+        outputs = super().__call__(prompt, count, num_tokens, params, seed)
+        samples = []
+        for output, scores in zip(outputs, self.world.target_reference.scores(prompt, outputs), strict=True):
+            logs = np.round(scores * 8) / 8
+            logs -= np.logaddexp.reduce(logs, axis=1, keepdims=True)
+            samples.append(
+                Sample(output, None, [{token: float(row[token])} for token, row in zip(output, logs, strict=True)])
+            )
+        return samples
+
+
+def test_a_token_that_rounding_lets_through_a_filter_is_possible(world):
+    """As far as the subject's own log-probabilities show that it rounds; one that ignores the filter fails."""
+    prompts, claim, plan = world.prompts, SamplingParams(top_k=2), AuditPlan(tv=0.5)
+
+    def run(params):
+        sampler = Coarse(world)
+        subject = CallableSubject(lambda *asked: sampler(*asked[:3], params(asked[3]), asked[4]), "coarse")
+        return audit_model(subject, world.target_reference, prompts, claim, plan, num_tokens=24)
+
+    right = run(lambda params: params)
+    (possible,) = (one for one in right.findings if one.name == "impossible tokens")
+    assert right.verdict == "PASS"
+    assert possible.plot["excused"] > 0
+    assert run(lambda params: replace(params, top_k=0)).verdict == "FAIL"
+
+
+class Bigram(torch.nn.Module):
+    """A model whose logits ``[V, V]`` follow from the last token alone."""
+
+    dtype, device = torch.float64, torch.device("cpu")
+
+    def __init__(self, table):
+        super().__init__()
+        self.table, self.config = torch.tensor(table), SimpleNamespace(vocab_size=len(table))
+
+    def forward(self, tokens, use_cache):
+        return SimpleNamespace(logits=self.table[tokens])
+
+
+def bigram_subject(table, change=lambda params: params, told=0.0):
+    """Samples from a `Bigram` by changed parameters; its own log-probabilities are off by `told`."""
+
+    def sample(prompt, count, num_tokens, params, seed):
+        rng, outputs = np.random.default_rng(seed), np.full((count, 1), prompt[-1])
+        for _ in range(num_tokens):
+            tokens = draw(probabilities(table[outputs[:, -1]], change(params)), rng)
+            outputs = np.concatenate([outputs, tokens[:, None]], axis=1)
+        logs = table - np.logaddexp.reduce(table, axis=1, keepdims=True) + told
+        return [Sample(one[1:], None, [{b: float(logs[a, b])} for a, b in pairwise(one)]) for one in outputs.tolist()]
+
+    return CallableSubject(sample, "bigram")
+
+
+def test_noise_of_a_sharp_model_is_measured_on_all_outputs_together():
+    """Each output has but two tokens that are not nearly certain: too few to measure rounding on."""
+    rng = np.random.default_rng(0)
+    exact = rng.normal(0.0, 1.0, (100, 100))
+    following = (np.arange(100) + 1) % 100
+    exact[np.arange(100), following] = 16.0
+    open_ = np.arange(0, 100, 12)
+    exact[open_, following[open_]] = 4.0
+    exact[open_, following[open_] + 1] = 4.004  # near ties
+    rounded = exact + rng.normal(0.0, 0.02, exact.shape)
+    prompts = [[start] for start in (1, 15, 30, 45, 60, 70)]
+    claim, plan = SamplingParams(temperature=0.0), AuditPlan()
+    report = audit_model(bigram_subject(rounded), ReferenceModel(Bigram(exact)), prompts, claim, plan, num_tokens=24)
+    (greedy,) = report.findings
+    assert report.verdict == "PASS"
+    assert greedy.plot["excused"] > 0
+    assert 1e-3 < greedy.plot["noise"] <= 0.25
+
+
+@pytest.mark.parametrize("told", [0.0, 0.03])
+def test_a_filter_off_by_one_fails(told):
+    """Of a subject that rounds, too: with logits 0.12 apart its noise excuses each of the tokens, but not so many."""
+    rng = np.random.default_rng(0)
+    table = rng.permuted(np.tile(-0.12 * np.arange(12), (12, 1)), axis=1)
+
+    def run(more):
+        subject = bigram_subject(table, lambda asked: replace(asked, top_k=asked.top_k and asked.top_k + more), told)
+        claim, reference = SamplingParams(top_k=2), ReferenceModel(Bigram(table))
+        return audit_model(subject, reference, [[0], [1]], claim, AuditPlan(tv=0.25), num_tokens=24)
+
+    assert run(0).verdict == "PASS"
+    wide = run(1)
+    assert wide.verdict == "FAIL"
+    (possible,) = (one for one in wide.findings if one.name == "impossible tokens")
+    assert (possible.plot["excused"] > 0, possible.plot["found"] > 0) == (told > 0, told == 0)
 
 
 def test_impossible_tokens():

@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from audit import test_endpoint as servers
 from foretoken.audit import AuditError
 from foretoken.cli.app import app
+from foretoken.cli.audit_run import load_drafter_reference, special_tokens
 
 SAMPLERS = """
 from audit.samplers import PlainSampler, leaning
@@ -123,6 +126,13 @@ def test_inconclusive_is_status_3():
         (["make-world", "here", "-k", "0"], "num_speculative_tokens=0"),
         (["engine", "--target", "no/such/model"], "no/such/model: there is no such folder"),
         (["transformers", "--mode", "plain", "--target", "/nope"], "/nope: there is no such folder"),
+        (
+            ["engine", "--drafter", "suffix"],
+            "--drafter is suffix, and small worlds have their own: give --target MODEL",
+        ),
+        (["transformers", "--num-tokens", "8"], "--num-tokens is 8, and small worlds have their own"),
+        (["vllm", "--prompts", "p.txt"], "--prompts is p.txt, and small worlds have their own"),
+        (["engine", "--target", "m", "--mode", "lookup"], "--mode is lookup, which is for small worlds: with --target"),
     ],
 )
 def test_bad_input_is_status_2(arguments, message):
@@ -152,6 +162,59 @@ def test_a_world_is_made_served_and_audited(tmp_path):
         options = ["--tokenizer", str(folder / "target"), "--prompts", "prompts.txt", "--samples-per-request", "64"]
         result = run("endpoint", url, *options, "--tv", "0.35", "--num-tokens", "16")
         assert result.exit_code == 0, result.output
+
+
+def test_two_servers_that_name_tokens_by_their_text(tmp_path):
+    from foretoken.audit import load_world
+
+    assert run("make-world", "here").exit_code == 0
+    (folder,) = (tmp_path / "here").iterdir()
+    world = load_world(folder)
+    (tmp_path / "prompts.txt").write_text("a b c a b\n")
+    options = ["--tokenizer", world.target_path, "--prompts", "prompts.txt", "--samples-per-request", "64"]
+    with (
+        servers.serving(servers.Server(world, ids=False)) as url,
+        servers.serving(servers.Server(world, ids=False)) as reference,
+    ):
+        result = run("endpoint", url, "--reference", reference, *options, "--max-samples", "40", "--num-tokens", "2")
+        assert result.exit_code == 3, result.output  # the budget is small; it would be 2 if tokens could not be told
+
+
+def test_a_world_under_another_claim_says_so(tmp_path):
+    from foretoken.audit import load_world
+
+    assert run("make-world", "here").exit_code == 0
+    (folder,) = (tmp_path / "here").iterdir()
+    with servers.serving(servers.Server(load_world(folder))) as url:
+        options = ["--samples-per-request", "256", "--max-samples", "50", "--json", "-t", "0.8"]
+        report = json.loads(run("endpoint", url, "--world", str(folder), *options).stdout)
+    assert report["claim"].endswith("cousin · temperature 0.8")
+    assert {finding["scope"] for finding in report["findings"]} >= {"cousin · temperature 0.8"}
+
+
+def test_a_drafter_that_is_no_language_model_by_itself(tmp_path, capsys):
+    """It may be any folder: its distribution makes an audit sharper, and is not needed."""
+    assert load_drafter_reference(str(tmp_path)) is None
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"goes on without the drafter's distribution, and so less sharply: {tmp_path} can't be loaded" in said
+    result = run("make-world", "here")
+    (folder,) = (tmp_path / "here").iterdir()
+    assert result.exit_code == 0
+    for file in (folder / "drafter").glob("*token*"):
+        file.unlink()
+    reference = load_drafter_reference(str(folder / "drafter"))
+    assert reference is not None
+    assert reference.vocab_size == 8
+
+
+def test_an_end_token_that_is_not_marked_as_special(tmp_path):
+    """The tokenizer names it all the same."""
+    ids = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=ids)
+    tokenizer._tokenizer.add_tokens(["</s>"])
+    assert special_tokens(tokenizer) == ()
+    tokenizer.eos_token = "</s>"
+    assert 1 in special_tokens(tokenizer)
 
 
 def test_a_proposer_that_is_none_is_refused_before_vllm_starts():

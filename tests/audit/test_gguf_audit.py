@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -18,10 +19,13 @@ from convert import convert
 from typer.testing import CliRunner
 
 from foretoken import load, tiny_pair_path
+from foretoken.audit import ReferenceModel, SampleRequest
+from foretoken.audit.external import external_subject
 from foretoken.cli.app import app
-from foretoken.cli.audit_run import end_tokens, load_reference
+from foretoken.cli.audit_run import end_tokens, load_module, load_reference
 from foretoken.models.native.loader import openvino_refusal
 from foretoken.models.processor import multiplies_int8
+from foretoken.sampling import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,29 @@ def test_an_audit_of_a_file_passes(runner, file):
     result = CliRunner().invoke(app, ["audit", "engine", "--target", str(file), *options])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["verdict"] == "PASS"
+
+
+def test_the_server_of_llama_cpp_may_write_end_tokens(tmp_path, monkeypatch):
+    """As often as the model says: a token of probability 0.37 ends outputs."""
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "target"
+    shutil.copytree(tiny_pair_path() / "drafter", folder)
+    module, tokenizer = load_module(str(folder))
+    prompt = tuple(tokenizer("Thank you.").input_ids)
+    probs = ReferenceModel(module).probs(prompt, [[0]], SamplingParams())[0][0]
+    end = int(probs.argmax())
+    for file in ("config.json", "generation_config.json"):
+        told = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps({**told, "eos_token_id": end}))
+    subject = external_subject("llama-server", str(folder), mode="plain", python=sys.executable)
+    try:
+        samples = subject.sample(SampleRequest(prompt, 12, 2))
+    finally:
+        subject.close()
+    ended = [sample.tokens for sample in samples if sample.tokens[0] == end]
+    assert ended == [[end]] * len(ended)
+    assert {sample.end_token for sample in samples if len(sample.tokens) == 1} == {end}
+    assert 1 <= len(ended) <= 9  # 4.4 on average, with a standard deviation of 1.7
 
 
 def test_a_runner_that_there_is_none_of_is_refused_before_anything_is_loaded():

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from contextlib import nullcontext
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ from foretoken.audit import (
     AuditPlan,
     CallableSubject,
     EngineSubject,
+    ReferenceModel,
     SampleRequest,
     TransformersSubject,
+    audit_model,
     audit_worlds,
 )
 from foretoken.audit.external import ExternalSubject, external_subject
@@ -23,7 +27,8 @@ from foretoken.audit.subjects import Sample, Speculation, check
 from foretoken.audit.transformers_subject import transformers_options, transformers_subject
 from foretoken.engine.engine import Engine
 from foretoken.models import load
-from foretoken.peers.process import Worker
+from foretoken.peers.launch import request
+from foretoken.peers.process import WORKERS, Worker
 from foretoken.sampling import SamplingParams
 from tiny import tiny_llama
 
@@ -64,6 +69,15 @@ def test_rounds_must_add_up():
         check([Sample([0, 0, 0, 0], [1, 2])], SampleRequest((0,), 1, 4), 8)
 
 
+def test_an_end_token_that_only_the_subject_knows():
+    """Its probability is known where it is the last of the tokens, whatever the model's config says ends a sample."""
+    asked = SampleRequest((0,), 1, 4)
+    check([Sample([0, 5], end_token=5)], asked, 8, (7,), named=True)
+    for sample, named in ((Sample([0, 5], end_token=5), False), (Sample([0], ended=True), True)):
+        with pytest.raises(AuditError, match="the last is no end token"):
+            check([sample], asked, 8, (7,), named=named)
+
+
 def test_seeds_are_distinct_and_reproducible():
     assert REQUEST.seeds() == REQUEST.seeds()
     assert len(set(SampleRequest((0,), 1000, 1).seeds())) == 1000
@@ -98,6 +112,25 @@ def test_transformers_defaults_are_switched_off():
     assert transformers_options(SamplingParams(temperature=0)) == {"do_sample": False, "repetition_penalty": 1.0}
     with pytest.raises(AuditError, match="presence_penalty"):
         transformers_options(SamplingParams(presence_penalty=1.0))
+
+
+def test_a_checkpoints_min_p_is_switched_off(world, tmp_path, monkeypatch):
+    """Of a sampled request; 1 would leave the likeliest token alone."""
+    module = deepcopy(world.target)
+    module.generation_config.min_p = 1.0
+    subject = transformers_subject(module, mode="plain")
+    assert len({sample.tokens[0] for sample in subject.sample(SampleRequest(world.prompts[0], 64, 1))}) > 1
+    shutil.copytree(world.target_path, tmp_path / "target")
+    (tmp_path / "target" / "generation_config.json").write_text('{"min_p": 1.0}')
+    monkeypatch.syspath_prepend(str(WORKERS))
+    import transformers_worker
+
+    options = {"target": str(tmp_path / "target"), "dtype": "float32", "device": "cpu", "options": {}}
+    _, run = transformers_worker.make({**options, "threads": torch.get_num_threads()})
+    asked = request("plain", None, [world.prompts[0]] * 64, 1, {"temperature": 1.0}, [5] * 64)
+    assert len({tokens[0] for tokens in run(asked)["tokens"]}) > 1
+    for name in ("transformers_worker", "protocol"):
+        sys.modules.pop(name, None)
 
 
 def test_transformers_without_speculation_passes(world):
@@ -151,6 +184,16 @@ def test_another_engine_samples_with_a_seed_each(fake, batch):
     samples = subject.sample(REQUEST)
     assert [sample.tokens for sample in samples] == [[seed % 8] * 4 for seed in REQUEST.seeds()]
     assert subject.speculation is None  # plain decoding of the fake engine tells nothing of drafts
+    subject.close()
+
+
+def test_another_engine_tells_its_end_tokens(fake):
+    """The audit of a model takes its word: llama.cpp has end tokens that the model's config does not list."""
+    subject = external(fake, "ending", batch=3)
+    assert [(one.tokens, one.end_token) for one in subject.sample(SampleRequest((5,), 3, 4))] == [([5, 6, 7], 7)] * 3
+    reference = ReferenceModel(tiny_llama(seed=1, vocab_size=50))
+    report = audit_model(subject, reference, [[5]], SamplingParams(), AuditPlan(max_samples=2), num_tokens=4)
+    assert report.verdict == "FAIL"  # it says the same each time
     subject.close()
 
 

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 from distributions import joint_distribution
 from foretoken.audit import AuditError, ReferenceModel, World, load_world, make_worlds, save_world
 from foretoken.audit.reference import enumerate_probs, joint, probabilities
+from foretoken.audit.worlds import claimed
 from foretoken.sampling import SamplingParams
 
 CLAIMS = {
@@ -56,6 +57,15 @@ def test_a_world_can_be_found_again(worlds):
     assert again.params == shaped.params
     assert again.prompts == shaped.prompts
     assert np.allclose(again.joint_probs[0], shaped.joint_probs[0])
+
+
+def test_a_world_under_another_claim(world):
+    again = claimed(world, SamplingParams(temperature=0.5))
+    assert (again.name, again.params.temperature, again.path) == ("cousin · temperature 0.5", 0.5, world.path)
+    probs = np.sort(world.levels[0][0][0])
+    between = SamplingParams(top_p=float(probs[-1]))  # the likeliest token alone reaches it, but for rounding
+    with pytest.raises(AuditError, match=r"its filters part tokens that are equal to 1e-06 in this world"):
+        claimed(world, between)
 
 
 def test_target_and_drafter_differ(worlds):

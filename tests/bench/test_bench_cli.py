@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer, GPT2Config
 from typer.testing import CliRunner, Result
 
 from bench.test_summary import records
@@ -47,6 +48,45 @@ def test_run_measures_and_writes(peers: Path, tmp_path: Path) -> None:
     assert "max_new_tokens 32, and now it is 16" in other.stderr
 
 
+@pytest.mark.usefixtures("_fake")
+def test_a_wrong_reference_is_told_before_anything_is_measured(peers: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    given = ["run", "--engines", "fake:plain", "--peers", peers, "-n", 32, "--limit", 1, "--repeats", 1, "--json", out]
+    wrong = call(*given, "--reference", "fake:plian")
+    assert wrong.exit_code == 2
+    assert "reference 'fake:plian' is not among the engines: choose one of fake:plain" in wrong.stderr
+    assert '"run"' not in out.read_text()
+    # One that was measured before counts, one that can't run doesn't keep what was measured from being shown.
+    assert call(*given).exit_code == 0
+    other = [*given[:2], "fake:draft-model,openvino:plain", *given[3:], "-k", 2]
+    result = call(*other, "--reference", "fake:plain")
+    assert result.exit_code == 0, result.output
+    assert "reference: fake:plain" in result.stdout
+    absent = call(*other, "--reference", "openvino:plain")
+    assert absent.exit_code == 0, absent.output
+    assert "reference 'openvino:plain' could not be run" in absent.stderr
+    assert "draft-model k=2" in absent.stdout
+
+
+@pytest.mark.usefixtures("_fake")
+def test_sizes_of_models_that_are_no_llamas_are_left_out(peers: Path, tmp_path: Path, shipped: Path) -> None:
+    folder = tmp_path / "gpt2"
+    GPT2Config(n_positions=64, n_layer=1, n_head=2, n_embd=8).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(shipped).save_pretrained(folder)
+    given = ["run", "--engines", "fake:plain", "--peers", peers, "--limit", 1, "--repeats", 1, "--target", folder]
+    result = call(*given, "-n", 24, "--html", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    assert f"target: {tmp_path.name}/gpt2, " in result.stdout
+    assert "memory reads: 10.0 GB/s\n" in result.stdout
+    long = call(*given, "-n", 64)  # its context is said under another name than a Llama's
+    assert long.exit_code == 2
+    assert "the target's context is too short" in long.stderr
+    (folder / "config.json").write_text("{")
+    broken = call(*given, "-n", 24)
+    assert broken.exit_code == 2
+    assert "config.json that can't be read" in broken.stderr
+
+
 def test_progress_is_told_where_nobody_sees_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     with watching(Screen(no_color=True), lambda: now) as progress:
@@ -72,6 +112,16 @@ def test_report_shows_a_file_again(tmp_path: Path) -> None:
     wrong = call("report", file, "--reference", "vllm")
     assert wrong.exit_code == 2
     assert "choose one of foretoken:draft-model k=4" in wrong.stderr
+
+
+def test_results_of_another_command_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "out.jsonl"
+    run = {"kind": "run", "engine": "none", "batch": 1, "temperature": 0.0, "repeat": 0, "items": ["code", "1"]}
+    told = [{"kind": "settings", "target": "dir"}, {**run, "workload": "code", "seconds": {"target": 1.0}}]
+    file.write_text("".join(json.dumps(record) + "\n" for record in told))
+    result = call("report", file)
+    assert result.exit_code == 2
+    assert "not of 'foretoken bench run'" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from foretoken.bench import drafter_runs, drafter_table
 from foretoken.cli.app import app
 from foretoken.engine.outputs import PARTS
 from foretoken.errors import ParameterError
+from foretoken.workloads import Item, Prompt
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +157,15 @@ def test_what_cant_be_run_is_said_and_left_out(folder: Path, tmp_path: Path) -> 
     assert {one["engine"] for one in told_runs(out)} == {"none", "prompt-lookup"}
 
 
+def test_a_block_does_not_copy_from_the_blocks_before(folder: Path) -> None:
+    """Its prompts came in every repeat before."""
+    engine = drafter_runs.make_engine("suffix:1000@4", load(folder), None)
+    prompts = [Prompt(Item(str(number), "kind", ""), (number, 5, 6, number, 5)) for number in range(7, 9)]
+    found = [drafter_runs.Block("code", 0.0, repeat, prompts).measure({"it": engine}, 12)["it"] for repeat in range(2)]
+    assert found[0]["rounds"] == found[1]["rounds"]
+    assert found[0]["outputs"] == found[1]["outputs"]
+
+
 def test_words_become_engines(folder: Path) -> None:
     target = load(folder)
     made = drafter_runs.make_engine("prompt-lookup,draft-model@7", target, load(folder))
@@ -200,3 +210,27 @@ def test_results_of_other_settings_are_not_mixed(folder: Path, tmp_path: Path) -
     other = call(folder, tmp_path / "out.jsonl", "none", "--max-new-tokens", "13")
     assert other.exit_code == 2
     assert "max_new_tokens 12, and now it is 13" in other.stderr
+
+
+def test_results_of_other_prompts_are_not_mixed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.jsonl"
+    assert call(folder, out, "none", "--temperature", "0").exit_code == 0
+    before = out.read_text()
+    for more in (["--limit", "1"], ["--repeats", "3", "--limit", "3"]):
+        other = call(folder, out, "none", "--temperature", "0", *more)
+        assert other.exit_code == 2
+        assert "copy-edit are of other prompts: name another file, or the same limit" in " ".join(other.stderr.split())
+    assert out.read_text() == before
+    # The same folder by another name is the same target.
+    monkeypatch.chdir(folder.parent)
+    assert call(Path(folder.name), out, "none", "--temperature", "0").exit_code == 0
+    # So it is where the file has it as it was given.
+    earlier = before.replace(json.dumps(str(folder.resolve())), json.dumps(folder.name))
+    assert earlier != before
+    out.write_text(earlier)
+    assert call(Path(folder.name), out, "none", "--temperature", "0").exit_code == 0
+    assert out.read_text().startswith(earlier)
+    monkeypatch.chdir(tmp_path)
+    other = call(folder, out, "none", "--temperature", "0")
+    assert other.exit_code == 2
+    assert "now it is" in other.stderr

@@ -85,3 +85,12 @@ def test_what_does_not_batch_says_so() -> None:
     with pytest.raises(Unsupported, match="several prompts in mode draft-model"):
         engine.check(2)
     parse("transformers:plain", [5])[0].check(2)
+
+
+@pytest.mark.parametrize("name", ["vllm-cpu", "openvino", "llama-cpp", "llama-server"])
+def test_engines_of_the_processor_do_not_run_elsewhere(name: str) -> None:
+    parse(f"{name}:plain", [5])[0].check(1, "cpu")
+    with pytest.raises(Unsupported, match=f"{name} runs on the processor alone, not on cuda:0"):
+        parse(f"{name}:plain", [5])[0].check(1, "cuda:0")
+    parse("transformers:plain", [5])[0].check(1, "cuda")
+    parse("foretoken:plain", [5])[0].check(1, "cuda")

@@ -13,6 +13,8 @@ from foretoken.bench.records import Store
 from foretoken.bench.run import measure
 from foretoken.bench.summary import BenchResults
 from foretoken.models import machine
+from foretoken.peers import workers
+from foretoken.peers.launch import request
 
 
 def test_both_write_the_same_outputs(shipped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,6 +52,20 @@ def test_both_write_the_same_outputs(shipped: Path, monkeypatch: pytest.MonkeyPa
                 assert row.acceptance_length is not None
                 assert row.acceptance_length >= 3.0
     assert {"foretoken", "transformers"} <= set(tables_versions(results))
+
+
+def test_no_timed_request_copies_from_the_requests_before(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt comes for the warm-up, for its prefill, and in every repeat."""
+    monkeypatch.syspath_prepend(str(Path(workers.__file__).parent))
+    import foretoken_worker as worker  # type: ignore[import-not-found]
+
+    options = {"threads": 1, "options": {}, "dtype": "float32", "device": "cpu", "target": str(shipped), "max_batch": 1}
+    _, run = worker.make(options)
+    rounds = [
+        run(request(mode, 4, [[9, 8, 7, 9, 8]], 24, {"temperature": 0.0}, [0]))["rounds"]
+        for mode in ("suffix", "suffix:1000", "suffix:1000")
+    ]
+    assert len(set(rounds)) == 1
 
 
 def tables_versions(results: BenchResults) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,13 +98,56 @@ def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
         Store(file, {**SETTINGS, "max_new_tokens": 64})
 
 
-@pytest.mark.parametrize("text", ["hello\n{}", '{"kind": "dog"}\n', '{"kind": "run"}\n', "[" * 100_000 + "\n"])
+@pytest.mark.parametrize(
+    "text", ["hello", "settings = 1", "hello\n{}", '{"kind": "dog"}\n', '{"kind": "run"}\n', "[" * 100_000 + "\n"]
+)
 def test_files_that_hold_something_else_are_left_alone(tmp_path: Path, text: str) -> None:
     file = tmp_path / "notes.txt"
     file.write_text(text)
     with pytest.raises(BenchError, match=r"notes\.txt"):
         Store(file, SETTINGS)
     assert file.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["", '{"ki', '{"kind": "settings", "tar'])
+def test_a_first_line_that_was_cut_short_is_written_anew(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "out.jsonl"
+    file.write_text(text)
+    assert Store(file, SETTINGS).records == read(file) == [{"kind": "settings", **SETTINGS}]
+
+
+def test_a_pipe_is_written_to_and_not_read(tmp_path: Path) -> None:
+    """As in ``--json /dev/stdout | jq``."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with Path(pipe).open("r+b", buffering=0):  # a writer, so that a read waits
+        store = Store(pipe, SETTINGS)
+        store.add({"kind": "machine"})
+        told = os.read(reader, 1 << 16)
+    os.close(reader)
+    assert [json.loads(line) for line in told.splitlines()] == store.records
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [
+        ("processor", {"cpu": "other"}),
+        ("GPU", {"gpu": {"name": "other"}}),
+        ("Foretoken", {"versions": {"foretoken": "0"}}),
+    ],
+)
+def test_results_of_another_machine_are_not_mixed(
+    small: Path, peers: Path, kind: EngineKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, value: Any
+) -> None:
+    chosen, file = plan(small, peers, engines(kind), repeats=1), tmp_path / "out.jsonl"
+    measure(chosen, Store(file, chosen.settings()))
+    before, here = file.read_text(), machine.describe()
+    monkeypatch.setattr(machine, "describe", lambda *_: {**here, **value})
+    measure(chosen, Store(file, chosen.settings()))  # nothing is left to be measured
+    with pytest.raises(BenchError, match=rf"measured with {what} .*: name another file"):
+        measure(replace(chosen, repeats=2), Store(file, chosen.settings()))
+    assert file.read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -129,6 +173,30 @@ def test_an_engine_that_cannot_is_left_out_with_its_reason(
     assert (skipped["why"], skipped["batch"]) == (why, 1)
     assert reason in skipped["reason"]
     assert len(store.of("run")) == 8
+
+
+def test_a_process_that_is_started_again_is_warmed_up_again(
+    small: Path, peers: Path, kind: EngineKind, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    chosen = plan(small, peers, engines(kind, behaviour="die in draft-model", log=str(log)), repeats=1)
+    measure(chosen, Store(None, chosen.settings()))
+    timed = ["plain 1", "plain 32"]
+    first = ["plain 16", *timed, "draft-model 16"]
+    assert log.read_text().splitlines() == [*first, "plain 16", *timed, *timed, *timed]
+
+
+def test_engines_of_the_processor_are_not_measured_as_those_of_a_gpu(
+    small: Path, peers: Path, kind: EngineKind
+) -> None:
+    cpu = replace(kind, name="cpu", cpu_only=True)
+    chosen = plan(small, peers, (EngineConfig(kind, "plain"), EngineConfig(cpu, "plain")), device="cuda", repeats=1)
+    store = Store(None, chosen.settings())
+    measure(chosen, store)
+    (skipped,) = store.of("skipped")
+    assert (skipped["engine"], skipped["why"]) == ("cpu:plain", "can't")
+    assert "runs on the processor alone, not on cuda: measure it with --device cpu" in skipped["reason"]
+    assert {run["engine"] for run in store.of("run")} == {"fake:plain"}
 
 
 def test_what_does_not_batch_and_what_is_not_installed(small: Path, peers: Path, kind: EngineKind) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,40 @@ def test_large_checkpoints_are_split(small: Path, tmp_path: Path, monkeypatch: p
     assert not list(tmp_path.glob("*.tmp"))
     tokens = torch.arange(20)[None]
     torch.testing.assert_close(logits(tmp_path, tokens), logits(small, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_what_lies_in_the_folder_is_not_overwritten(small: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_text("somebody's")
+    for out, words in ((tmp_path, "has something in it: name another folder"), (weights, "can't write to")):
+        with pytest.raises(ParameterError, match=words):
+            widen(small, "1M", out, vocab_size=96)
+    assert weights.read_text() == "somebody's"
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_file_of_the_source_that_cant_be_read_is_said(small: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(small, source)
+    (source / "tokenizer.model").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"tokenizer\.model' can't be read \(No such file"):
+        widen(source, "1M", tmp_path / "out", vocab_size=96)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_interrupted_one_leaves_an_empty_folder(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("foretoken.bench.llama_checkpoint.save_file", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            widen(small, "1M", tmp_path, vocab_size=96)
+    assert list(tmp_path.iterdir()) == []
+    widen(small, "1M", tmp_path, vocab_size=96)
+    assert (tmp_path / "config.json").is_file()
 
 
 @pytest.mark.parametrize("size", ["100M", "500M", "1.5B", "8B"])

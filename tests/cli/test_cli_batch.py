@@ -58,6 +58,8 @@ def test_a_prompt_that_fails_has_an_error_and_the_others_an_answer(call, tmp_pat
         ({"prompt": "a", "temperature": -1}, "temperature is -1"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "give token ids"),
         ("[" * 100_000, "is no JSON"),
+        ('{"prompt": "a", "id": NaN}', "is no JSON (NaN is not JSON)"),
+        ('{"prompt": "a", "id": [1e999]}', "is no JSON (1e999 is too large)"),
     ],
 )
 def test_a_wrong_line_is_told_with_its_number(call, tmp_path, line, said):

@@ -261,8 +261,26 @@ def test_engines_that_die_while_they_load_are_no_success(monkeypatch):
         batch_engines.run_processes(options, 2, iter(()), lambda item, answer: None)
 
 
+def test_engines_share_the_processors_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(batch_engines, "_process", _dies)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    options = batch_engines.EngineOptions(None, 1, None, None, 1, True)
+    with pytest.raises(ForetokenError, match="process of an engine has ended"):
+        batch_engines.run_processes(options, 2, iter(()), lambda item, answer: None)
+    assert int(os.environ["OMP_NUM_THREADS"]) <= 2
+
+
 def test_requests_that_no_engine_answered_are_told(batch, monkeypatch):
     monkeypatch.setattr(batch_run, "run_here", lambda engines, items, done: None)
     result = batch([request("a"), request("b")])
     assert result.exit_code == 2
     assert "2 of 2 requests have no answer" in " ".join(result.output.split())
+
+
+def test_gpus_of_engines_that_are_on_no_cluster_are_refused(batch, files):
+    result = batch([request("a")], "--job-gpus", "1")
+    assert result.exit_code == 2
+    assert "--job-gpus is 1, and is read with --ray alone" in " ".join(result.output.split())
+    assert not files[1].exists()

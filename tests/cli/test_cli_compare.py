@@ -76,6 +76,15 @@ def test_runs_alternate_until_there_are_enough(calls):
     assert len(ours) == len(theirs) == compare.RUNS
 
 
+def test_no_run_copies_from_the_runs_before():
+    engine, params = Engine(tiny.tiny_llama(vocab_size=16), "suffix:1000", "token", 4), SamplingParams(temperature=0.0)
+    plain, ours = compare.plain_engine(engine), []
+    compare.warm_up(engine, plain, PROMPT, params)
+    compare.alternate(engine, plain, PROMPT, params, ours, [], runs=3)
+    alone = Engine(engine.target, "suffix", "token", 4).generate(PROMPT, params)
+    assert {one.stats.rounds for one in ours} == {alone.stats.rounds}
+
+
 def test_long_requests_are_run_fewer_times(calls):
     engine, plain = engines()
     ours, theirs = [answer(10, 4.0)], [answer(10, 5.0)]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import foretoken
 from foretoken import drafters, verify
 from foretoken.cli import demo
+from foretoken.cli.screen import check_writable
 
 
 def test_verifiers(call):
@@ -65,3 +68,19 @@ def test_a_picture_that_can_not_be_written_is_named_before_the_demonstration(cal
         assert result.exit_code == 2
         assert result.stdout == ""
         assert str(place) in result.stderr.replace("\n", "")
+
+
+@pytest.mark.parametrize("option", ["--port=8123", "--no-open"])
+def test_options_of_the_page_are_refused_in_the_terminal(call, option):
+    result = call("demo", option)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert f"{option.partition('=')[0]} is of the server's page: give --web, too" in " ".join(result.stderr.split())
+
+
+def test_a_link_to_a_file_that_is_to_come_stays_a_link(tmp_path):
+    link, file = tmp_path / "link.jsonl", tmp_path / "out.jsonl"
+    link.symlink_to(file)
+    check_writable(link)
+    assert link.is_symlink()
+    assert not file.exists()

@@ -112,6 +112,7 @@ def test_the_key_comes_from_the_environment(chat):
         (["--url", "localhost:8000"], "write it like"),
         (["--url", "http://127.0.0.1:1"], "can't be reached"),
         (["--temperature", "-1"], "temperature"),
+        (["--logprobs", "3"], "told in JSON alone: give --json"),
     ],
 )
 def test_wrong_options_are_told(chat, options, told):
@@ -160,6 +161,25 @@ def test_another_server_gets_no_field_that_nobody_asked_for(chat):
     (body,) = bodies
     assert set(body) == {"model", "messages", "stream", "stream_options"}
     assert body["model"] == "theirs"
+
+
+def test_what_was_asked_for_is_sent_though_it_is_the_default(chat):
+    with other_server({"data": [{"id": "theirs"}]}, CHUNK) as (url, bodies):
+        assert chat("hello", "/logprobs none", url=url, options=["-n", 256]).exit_code == 0
+        assert chat("hello", "/ignore_eos off", "/n 256", "/seed none", "bye", url=url).exit_code == 0
+    assert [body.get("max_tokens") for body in bodies] == [256, None, 256]
+    assert set(bodies[2]) - set(bodies[1]) == {"max_tokens", "ignore_eos"}
+
+
+def test_log_probabilities_are_told_in_json_alone(chat, server):
+    (answer,) = answers(chat("hello", options=["--seed", 1, "-n", 4, "--logprobs", 2, "--json"]))
+    assert len(answer["logprobs"]) == 4
+    assert {len(entry["top_logprobs"]) for entry in answer["logprobs"]} == {2}
+    (without,) = answers(chat("hello", options=["--seed", 1, "-n", 4, "--json"]))
+    assert "logprobs" not in without
+    refused = chat("/logprobs 2", "hello", options=["-n", 2])
+    assert "told in JSON alone" in " ".join(refused.stderr.split())
+    assert "2 tokens" in refused.stderr
 
 
 @pytest.mark.parametrize(

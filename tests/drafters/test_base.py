@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from batches import batch_of, chain_of, sequence_of
 from foretoken import Engine, load, verify
 from foretoken.drafters import (
     Cascade,
@@ -22,6 +23,7 @@ from foretoken.drafters import (
     Suffix,
     TokenRecycling,
 )
+from foretoken.drafters.sharing import forget_requests
 from foretoken.engine.calibration import calibrate
 from foretoken.sampling import SamplingParams
 from foretoken.sequence import Sequence
@@ -133,6 +135,38 @@ def test_calibration_leaves_nothing_for_requests(kind, temperature):
     alone = rounds(calibrated=False)
     assert any(alone)
     assert rounds(calibrated=True) == alone
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", ["recycling", "ngram-storage", "suffix", "lookup:1000"])
+def test_what_was_forgotten_is_not_drafted(kind, inside):
+    """A request that comes again is drafted as it was the first time."""
+    drafter = SHARING[kind]() if kind in SHARING else Lookup(1_000)
+    engine = Engine(load(tiny_llama(seed=1)), drafter, "token", 4, reuse_prefixes=False)
+    forgetful = Cascade([drafter]) if inside else drafter
+
+    def first_drafts() -> list[list[int]]:
+        """Of rounds in which acceptance rates, which stay, are those before any was measured."""
+        params = SamplingParams(temperature=0.0, max_new_tokens=3, ignore_eos=True)
+        events = engine.stream([1, 2, 3, 4, 1, 2], params, trace=True)
+        return [[token.token_id for token in event.drafted] for event in events]
+
+    alone = first_drafts()
+    assert first_drafts() != alone
+    forget_requests(forgetful)
+    assert first_drafts() == alone
+
+
+def test_sequences_go_on_after_others_were_forgotten():
+    for drafter in (Suffix(100), Lookup(100)):
+        running, other = sequence_of([5, 6, 7, 8]), sequence_of([1, 2, 3, 4])
+        drafter.propose(batch_of(running, other), [4, 4])
+        forget_requests(drafter)
+        running.tokens += [1, 2]
+        assert chain_of(drafter, running) == []
+        running.tokens += [9, 1, 2]
+        assert chain_of(drafter, running, 1) == [9]
+        assert chain_of(drafter, sequence_of([3, 1, 2]), 1) == [9]
 
 
 @pytest.mark.parametrize("kind", SHARING)

@@ -483,3 +483,49 @@ def test_nothing_is_foreseen_in_a_sequence_that_is_not_worth_reading(monkeypatch
         assert list(request.foreseen)[:1] == [False]
         cascade.observe_seconds(1.0)
         assert request.runs.known
+
+
+class Recorded(DraftModel):
+    """A draft model that records how long the sequences were for which it was asked."""
+
+    def __init__(self, model) -> None:
+        super().__init__(model)
+        self.lengths: list[int] = []
+
+    def propose(self, batch, limits):
+        self.lengths += [len(one.tokens) for one, limit in zip(batch.sequences, limits, strict=True) if limit]
+        return super().propose(batch, limits)
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_model_is_not_asked_where_a_text_is_too_long_for_it(others, seed):
+    """It would draft nothing, round after round, and its calls would seem to take no time."""
+    target = load(tiny_llama(seed=1, max_position_embeddings=256))
+    small = load(tiny_llama(seed=1, max_position_embeddings=64))
+    model = Recorded(small)
+    cascade = Cascade([*[PromptLookup()][:others], model], costs=[*[0.0][:others], 0.01])
+    engine = Engine(target, cascade, "coupled")
+    params = SamplingParams(temperature=1.0, seed=seed, max_new_tokens=150, ignore_eos=True)
+    for _ in range(2):
+        completion = engine.generate(NEW, params)
+        assert len(completion.token_ids) == 150
+    assert 55 < max(model.lengths) <= 64
+    assert engine.generate(NEW, SamplingParams(max_new_tokens=20, seed=seed)).stats.drafted > 0
+
+
+def test_a_cascade_keeps_what_it_knows_of_a_target():
+    target, cascade = load(tiny_llama(seed=1)), Cascade([DraftModel(tiny_llama(seed=2))])
+    engine = Engine(target, cascade)
+    engine.generate(NEW, GREEDY)
+    policy = cascade.policy
+    assert cascade.measured
+    engine.drafter = None
+    engine.drafter = cascade
+    assert Engine(target, cascade).policy is policy
+    assert cascade.measured
+    other = Engine(load(tiny_llama(seed=3)), cascade)
+    assert other.policy is not policy
+    assert not cascade.measured
+    other.generate(NEW, GREEDY)
+    assert cascade.measured

@@ -10,6 +10,7 @@ import torch
 
 from distributions import g_test, joint_distribution
 from foretoken.drafters import Cascade, EarlyExit, PromptLookup, get
+from foretoken.drafters.cascade_costs import Assumed
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
 from foretoken.limits import Limits
@@ -272,3 +273,10 @@ def test_wrong_numbers_and_other_targets_are_named():
         get("early-exit")
     with pytest.raises(ParameterError, match="the target is another model"):
         Engine(load(tiny_llama(num_hidden_layers=3)), EarlyExit(model))
+
+
+@pytest.mark.parametrize("runner", ["hf", "torch"])
+def test_costs_are_assumed_by_the_layers_that_are_run(runner):
+    target = load(tiny_llama(seed=1, num_hidden_layers=10), **RUNNERS[runner])
+    few, most = (Assumed.of([EarlyExit(target, n)], None, target, together=False).steps[0] for n in (2, 9))
+    assert 0.1 < few < 0.5 < most < 1.0  # the output layer is run, too

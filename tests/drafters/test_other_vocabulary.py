@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from distributions import g_test
 from foretoken.drafters import Batch, Cascade, DraftedText, DraftModel, SharedTokens, draft_with
+from foretoken.drafters.cascade_costs import Assumed
 from foretoken.drafters.vocabularies import Reader, Reading, Vocabulary, shared_tokens
 from foretoken.engine.engine import Engine
 from foretoken.errors import ModelError, ParameterError
@@ -485,3 +486,21 @@ def test_words_added_beyond_the_drafters_model_are_passed_over():
         engine = Engine(target(), small, "token", 3, vocab=vocab)
         params = SamplingParams(max_new_tokens=30, **GREEDY)
         assert [engine.generate(TEXT[3], params).token_ids] == plain([TEXT[3]], [params])
+
+
+def test_what_is_cut_off_a_text_takes_no_longer_for_the_text_before_it(monkeypatch):
+    """A draft that continues a copy is cut off at the first token that is rejected, in each round."""
+    made = Reader(vocabulary("byte-bpe"), vocabulary("sentencepiece"))
+    tokens = made.target.encode("the brother of the mother " * 200, at_start=True)
+    reading, asked, word = Reading(made, tokens), [], made.word
+    monkeypatch.setattr(made, "word", lambda *args: asked.append(args) or word(*args))
+    for cut in (1, 5, 9):
+        assert reading.copy(len(tokens) - cut).own == Reading(reader("byte-bpe", "sentencepiece"), tokens[:-cut]).own
+    assert len(asked) < 30
+
+
+def test_costs_are_assumed_by_the_size_of_the_model_behind_the_vocabulary():
+    assumed = Assumed.of(
+        [SharedTokens(drafter("byte-bpe"), target()), DraftModel(drafter("byte-bpe"))], None, target(), together=True
+    )
+    assert assumed.steps[0] == assumed.steps[1] > 0.0

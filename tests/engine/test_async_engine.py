@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+import torch
 
 import foretoken
 from foretoken.engine.async_engine import AsyncEngine
@@ -571,6 +573,119 @@ def test_an_engine_that_cannot_go_on_ends_everybody(monkeypatch, engine_threads)
     for error in run(main()):
         assert "no more" in str(error)
     assert not engine_threads()
+
+
+def generated(served, number):
+    return served.generate([number + 3], sampling(number, 3))
+
+
+def failing(engine, monkeypatch, fails, tries=4, ask=generated):
+    """What came of requests, one after the other, while passes raise what `fails(number of the request, tokens)` is."""
+    forward, number = type(engine.target).forward, 0
+
+    def guarded(self, tokens, *arguments, **options):
+        if error := fails(number, tokens):
+            raise error
+        return forward(self, tokens, *arguments, **options)
+
+    async def main():
+        nonlocal number
+        results = []
+        with monkeypatch.context() as patch:
+            patch.setattr(type(engine.target), "forward", guarded)
+            async with AsyncEngine(engine) as served:
+                for number in range(tries):
+                    results += await asyncio.gather(ask(served, number), return_exceptions=True)
+                return results, served.failure
+
+    return run(main())
+
+
+def test_an_engine_whose_target_fails_again_and_again_is_ended(monkeypatch):
+    """Else a server would answer with errors for ever, and be well."""
+    lost = RuntimeError("no device")
+    results, failure = failing(make(), monkeypatch, lambda *_: lost)
+    assert failure is lost
+    assert results[:3] == [lost] * 3
+    assert "ended by an error" in str(results[3])
+
+
+def test_requests_that_fail_by_themselves_do_not_end_an_engine(monkeypatch):
+    """Else whoever finds one could end a server for all."""
+    results, failure = failing(make(), monkeypatch, lambda _, tokens: IndexError() if tokens.any() else None, 10)
+    assert [type(one) for one in results] == [IndexError] * 10
+    assert failure is None
+
+
+def test_failures_that_others_come_between_do_not_end_an_engine(monkeypatch):
+    results, failure = failing(make(), monkeypatch, lambda number, _: IndexError() if number % 3 else None, 7)
+    assert [isinstance(one, IndexError) for one in results] == [False, True, True] * 2 + [False]
+    assert failure is None
+
+
+def test_an_engine_that_never_has_enough_memory_goes_on(monkeypatch):
+    results, failure = failing(make(), monkeypatch, lambda *_: MemoryError())
+    assert [type(one) for one in results] == [OutOfMemory] * 4
+    assert failure is None
+
+
+@pytest.mark.parametrize("full", [torch.OutOfMemoryError("CUDA"), MemoryError(), RuntimeError("can't allocate memory")])
+def test_an_engine_whose_target_finds_no_memory_when_it_is_tried_goes_on(monkeypatch, full):
+    results, failure = failing(make(), monkeypatch, lambda _, tokens: IndexError() if tokens.any() else full)
+    assert [type(one) for one in results] == [IndexError] * 4
+    assert failure is None
+
+
+def test_a_target_is_tried_without_the_tensors_of_the_round_that_failed(monkeypatch):
+    """Else a round that left no memory would have the target seem dead."""
+    held, left = [], []
+
+    def fails(_, tokens):
+        if not tokens.any():
+            left.append(held[-1]() is not None)
+            return None
+        states = torch.zeros(1)  # what this frame holds, which the error's stack has
+        held.append(weakref.ref(states))
+        raise IndexError
+
+    _, failure = failing(make(), monkeypatch, fails, 3)
+    assert failure is None
+    assert left == [False]
+
+
+needs_accelerator_errors = pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="torch 2.8 made it")
+
+
+@needs_accelerator_errors
+def test_an_engine_whose_device_is_lost_is_ended_at_once(monkeypatch):
+    lost = torch.AcceleratorError("CUDA error: unspecified launch failure")
+    results, failure = failing(make(), monkeypatch, lambda *_: lost)
+    assert failure is lost
+    assert results[0] is lost
+    assert "ended by an error" in str(results[1])
+
+
+@needs_accelerator_errors
+def test_an_engine_whose_device_refuses_single_calls_goes_on(monkeypatch):
+    """Else a request that is sent again to other replicas would end them all."""
+    refused = torch.AcceleratorError("CUDA error: invalid configuration argument")
+    results, failure = failing(make(), monkeypatch, lambda _, tokens: refused if tokens.any() else None)
+    assert results == [refused] * 4
+    assert failure is None
+
+
+@needs_accelerator_errors
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_engine_whose_device_is_lost_in_a_scoring_is_ended(monkeypatch, is_lost):
+    error = torch.AcceleratorError("CUDA error")
+
+    def fails(_, tokens):
+        return error if is_lost or tokens.any() else None
+
+    results, failure = failing(make(), monkeypatch, fails, ask=lambda served, number: served.score([number + 3, 1]))
+    assert results[0] is error
+    assert failure is (error if is_lost else None)
+    assert ["ended by an error" in str(one) for one in results] == [False, *[is_lost] * 3]
 
 
 # --- the end ------------------------------------------------------------------------------------------------------

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Thread
 
 import pytest
 
 from foretoken.engine.cache_budget import Budget, parse_bytes
 from foretoken.engine.engine import Engine
+from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import OutOfMemory, ParameterError, RequestTooLarge, show_bytes
 from foretoken.models import load
 from foretoken.models.feed import feed
 from foretoken.models.native.rooms import RoomStore
 from foretoken.sampling import SamplingParams
-from tiny import tiny_gpt2, tiny_llama, tiny_t5
+from models.native.checkpoints import longrope
+from tiny import tiny_gpt2, tiny_llama, tiny_phi3, tiny_t5
 
 OPENVINO = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
 
@@ -96,6 +101,17 @@ def test_caches_of_other_models(make):
     assert said / 16 <= taken(model, cache) <= said  # sources and what is made of them are counted, too
 
 
+@pytest.mark.parametrize("lengths", [[300], [300, 20, 7], [20, 9]])
+def test_caches_of_two_sets_of_frequencies(lengths):
+    model = load(tiny_phi3(**longrope(original=40, head_dim=8, longest=512)), runner="hf")
+    cache = model.open(len(lengths))
+    for start in range(0, max(lengths), 37):
+        feed(model, cache, [[1] * max(0, min(37, length - start)) for length in lengths])
+    assert taken(model, cache.parts[0]) > 0
+    assert (taken(model, cache.parts[1]) > 0) == (max(lengths) > 40)
+    assert sum(taken(model, part) for part in cache.parts) <= model.cache_bytes(lengths)
+
+
 def test_models_that_keep_nothing_need_nothing():
     from foretoken.models.recompute import RecomputeModel
 
@@ -158,6 +174,89 @@ def test_one_limit_holds_for_streams_and_calls_together():
     assert [request.completion.token_ids for request in requests] == [wanted, wanted]
     streams[1].close()
     assert not engine._loops.budget.held()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_calls_of_several_threads_wait_for_each_other(begun):
+    """One share is left, beside a stream that nobody reads or alone: who has none waits, and is not refused."""
+    target = load(tiny_llama(seed=1))
+    params = [SamplingParams(seed=seed, max_new_tokens=20, ignore_eos=True) for seed in range(4)]
+    wanted = [one.token_ids for one in Engine(target, None).generate([[5, 6, 7]] * 4, params)]
+    engine = Engine(target, None, cache_memory=(1 + begun) * Budget(1, [target]).needs([23]))
+    stream = engine.stream([5, 6, 7], params[0])
+    if begun:
+        next(stream)
+    together = Barrier(4, timeout=60)
+
+    def generate(one):
+        together.wait()
+        return [[each.token_ids for each in engine.generate([[5, 6, 7]] * 2, [one] * 2)] for _ in range(3)]
+
+    pool = ThreadPoolExecutor(4)
+    found = list(pool.map(generate, params, timeout=120))
+    pool.shutdown(wait=False)
+    assert found == [[[tokens] * 2] * 3 for tokens in wanted]
+    if begun:
+        assert list(stream)[-1].completion.token_ids == wanted[0]
+    assert not engine._loops.budget.held()
+
+
+def test_who_waits_is_served_in_turn_and_hears_of_streams_that_are_dropped():
+    """A small request does not overtake a large one that came before."""
+    target = load(tiny_llama(seed=1, max_position_embeddings=512))
+    engine = Engine(target, None, cache_memory=2 * Budget(1, [target]).needs([23]))
+    budget, order = engine._loops.budget, []
+    assert budget.needs([303]) == budget.limit
+
+    def scheduler_of(length):
+        scheduler = Scheduler(engine._loops.make(), 1, budget)
+        params = SamplingParams(seed=1, max_new_tokens=length, ignore_eos=True)
+        scheduler.submit(engine._loops.row(([5, 6, 7], params, None), engine.verifier))
+        return scheduler
+
+    def run(scheduler, name):
+        scheduler.run()
+        order.append(name)
+
+    call, stream = scheduler_of(20), scheduler_of(20)
+    call.step()
+    stream.step()
+    call.runs = stream.runs = True  # as in calls of other threads that are under way
+    large, small = scheduler_of(300), scheduler_of(20)
+    threads = [Thread(target=run, args=one, daemon=True) for one in ((large, "large"), (small, "small"))]
+    for thread, scheduler in zip(threads, (large, small), strict=True):
+        thread.start()
+        while scheduler not in budget.waiting:
+            time.sleep(0.001)
+    while call.busy:
+        call.step()
+    time.sleep(0.3)  # the small one would fit
+    assert budget.waiting == [large, small]
+    stream = None  # it tells nobody
+    for thread in threads:
+        thread.join(60)
+    assert order == ["large", "small"]
+    assert not budget.waiting
+
+
+def test_a_request_that_is_cancelled_waits_no_longer():
+    target = load(tiny_llama(seed=1))
+    one = SamplingParams(seed=1, max_new_tokens=20, ignore_eos=True)
+    engine = Engine(target, None, cache_memory=Budget(1, [target]).needs([23]))
+    holder = Scheduler(engine._loops.make(), 1, engine._loops.budget)
+    holder.submit(engine._loops.row(([5, 6, 7], one, None), engine.verifier))
+    holder.runs = True
+    holder.step()
+    request, served = engine.submit([5, 6, 7], one), []
+    waiting = Thread(target=lambda: served.append(engine.step()), daemon=True)
+    waiting.start()
+    while not engine._loops.budget.waiting:
+        time.sleep(0.001)
+    request.cancel()
+    waiting.join(60)
+    assert served == [[]]
+    assert [one for one, _ in engine.step()] == [request]
+    assert request.completion.finish_reason == "cancelled"
 
 
 def test_another_drafter_changes_what_fits_and_what_is_known_of_costs():

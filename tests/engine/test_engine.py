@@ -709,6 +709,35 @@ def test_trees_need_a_verifier_that_takes_them():
         Engine(tiny_llama(seed=1), Tree(), "token").generate(PROMPT, SamplingParams(max_new_tokens=4))
 
 
+class Unflagged(Drafter):
+    """Drafts chains as trees that do not branch, or as what they are."""
+
+    name = "unflagged"
+
+    def __init__(self, *, flagged: bool = False) -> None:
+        self.flagged = flagged
+
+    def propose(self, batch, limits):
+        width = max(limits)
+        tokens = torch.arange(width).expand(len(limits), width) % 8
+        if self.flagged:
+            return Draft.chain(tokens, torch.tensor(limits))
+        return Draft(tokens, torch.arange(width).expand(len(limits), width), torch.tensor(limits))
+
+    def observe(self, batch, draft, verdict, logits):
+        pass
+
+
+@pytest.mark.parametrize("verifier", ["token", "block", "traversal"])
+def test_a_chain_need_not_be_said_to_be_one(verifier):
+    params = SamplingParams(max_new_tokens=9, seed=3)
+    found = Engine(tiny_llama(seed=1), Unflagged(), verifier, 3).generate(PROMPTS, params)
+    chains = Engine(tiny_llama(seed=1), Unflagged(flagged=True), verifier, 3).generate(PROMPTS, params)
+    assert [c.token_ids for c in found] == [c.token_ids for c in chains]
+    assert [c.finish_reason for c in found] == ["length"] * len(PROMPTS)
+    assert found[0].stats.drafted > 0
+
+
 def test_numbers_of_params_and_prompts_must_agree():
     engine = Engine(tiny_llama(seed=1), None)
     with pytest.raises(ParameterError, match="2 SamplingParams for 1 prompts"):

@@ -8,7 +8,7 @@ import pytest
 
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, SamplingParams, load
-from foretoken.errors import GrammarError, NumericalError
+from foretoken.errors import GrammarError, NumericalError, ParameterError
 from foretoken.models.hf import HFModel
 from tiny import tiny_llama
 
@@ -109,3 +109,46 @@ def test_scores_that_are_no_numbers_behind_a_stop_token_do_not_matter(verifier, 
         assert isinstance(failed.error, NumericalError)
         assert failed.token_ids == output[: first + 1]
         assert engine.generate([1, 2, 3], stopping).token_ids == output[: first + 1]
+
+
+class EndsAfter(HFModel):
+    """After a token of the vocabulary's second half, gives nothing but the end token a chance."""
+
+    ends, after = 258, 129
+
+    def forward(self, tokens, parents, counts, cache, keep="all", hidden_layers=()):
+        scores = super().forward(tokens, parents, counts, cache, keep, hidden_layers)
+        if scores.logits is not None and keep == "all":
+            scores.logits[tokens >= self.after, : self.ends] = -math.inf
+        return scores
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("verifier", ["block", "coupled"])
+@pytest.mark.parametrize("k", [0, 1, 4])
+def test_a_request_that_forbids_all_that_the_model_leaves_fails_alone(temperature, verifier, k):
+    """It got the token 0 before, forbidden or not."""
+    clean = load(tiny_llama(vocab_size=259, seed=1, eos_token_id=258))
+    options = {"temperature": temperature, "max_new_tokens": 12, "seed": 5}
+    bound = SamplingParams(**options, logit_bias={258: -math.inf})
+    output = Engine(clean, None, verifier).generate([1, 2, 3], bound).token_ids
+    model = EndsAfter(tiny_llama(vocab_size=259, seed=1, eos_token_id=258))
+    before = next(at for at, token in enumerate(output, 1) if token >= model.after)
+    engine = Engine(model, clean, verifier, k) if k else Engine(model, None, verifier)
+    requests = [SamplingParams(**options), bound, SamplingParams(**options, min_new_tokens=12)]
+    free, *failed = engine.generate([[1, 2, 3]] * 3, requests)
+    assert free.finish_reason == "stop"
+    for completion in failed:
+        assert [token >= model.after for token in completion.token_ids].index(True) == len(completion.token_ids) - 1
+        if verifier == "coupled" or not (temperature and k):  # else the output depends on what was drafted
+            assert completion.token_ids == output[:before]
+        with pytest.raises(ParameterError, match=rf"after {len(completion.token_ids)} tokens .* forbid less"):
+            raise completion.error
+
+
+def test_a_minimum_length_beyond_any_integer_of_a_tensor():
+    engine = Engine(load(tiny_llama(vocab_size=259, seed=1, eos_token_id=258)), None)
+    params = SamplingParams(temperature=0, min_new_tokens=2**70, max_new_tokens=2**70)
+    (completion,) = engine.generate([[1, 2, 3]], params)
+    assert completion.finish_reason == "length"
+    assert 258 not in completion.token_ids

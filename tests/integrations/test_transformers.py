@@ -193,6 +193,49 @@ def test_processors_are_called_for_each_path_of_a_tree(options, tree):
     assert set(ours[0, PROMPT.shape[1] :].tolist()) <= {1, 2, 3, 4, 5}
 
 
+@pytest.mark.parametrize("more", [{}, {"min_new_tokens": 6}, {"do_sample": True, "top_k": 1}])
+@pytest.mark.parametrize("drafter", ["chain", "tree"])
+def test_processors_are_not_called_behind_an_end(drafter, more):
+    """A grammar may allow nothing there, or know nothing of it."""
+    model, same = tiny_llama(vocab_size=16, seed=1), tiny_llama(vocab_size=16, seed=1)
+    end = model.generate(PROMPT, **GREEDY)[0, 11].item()
+
+    def allowed(row, tokens):
+        assert end not in tokens[PROMPT.shape[1] :].tolist()
+        return list(range(16))
+
+    options = {**GREEDY, **more, "eos_token_id": end, "pad_token_id": 0, "prefix_allowed_tokens_fn": allowed}
+    tree = {"tree": "static"} if drafter == "tree" else {}
+    speculate = foretoken.custom_generate(same, num_speculative_tokens=8, seed=2, **tree)
+    ours = model.generate(PROMPT, **options, custom_generate=speculate)
+    assert torch.equal(ours, model.generate(PROMPT, **options))
+
+
+def test_processors_and_criteria_get_the_rows_as_they_were_given():
+    """Wherever a row's padding is."""
+    seen = []
+
+    class Processor:
+        def __call__(self, input_ids, scores):
+            seen.append(input_ids[0].tolist())
+            return scores
+
+    def criterion(input_ids, scores, **kwargs):
+        seen.append(input_ids[0].tolist())
+        return torch.tensor([False])
+
+    batch = torch.tensor([[5, 6, 7, 0, 0], [0, 8, 0, 9, 4], [0, 0, 1, 2, 3]])
+    tiny_llama(vocab_size=16, seed=1).generate(
+        batch,
+        attention_mask=(batch > 0).long(),
+        **GREEDY,
+        logits_processor=[Processor()],
+        stopping_criteria=[criterion],
+        custom_generate=foretoken.custom_generate("prompt-lookup"),
+    )
+    assert sorted({tuple(tokens[:5]) for tokens in seen}) == sorted(map(tuple, batch.tolist()))
+
+
 def test_processors_with_a_state_are_refused():
     with pytest.raises(ParameterError, match="guidance_scale"):
         tiny_llama(vocab_size=16, seed=1).generate(

@@ -167,6 +167,16 @@ def test_a_vocabulary_that_grew():
     assert torch.equal(model.generate(prompt, **GREEDY, custom_generate=fn), model.generate(prompt, **GREEDY))
 
 
+def test_weights_that_got_another_dtype():
+    model, fn = tiny_llama(vocab_size=64, seed=2), speculate()
+    options = GREEDY | {"max_new_tokens": 40}
+    model.generate(PROMPTS, **options, custom_generate=fn)
+    model.double()
+    ours = model.generate(PROMPTS, **options, custom_generate=fn)
+    assert torch.equal(ours, model.generate(PROMPTS, **options))
+    assert len(model._foretoken_engines) == 1
+
+
 def test_a_function_keeps_no_model():
     model, fn = tiny_llama(), speculate()
     model.generate(PROMPTS, **GREEDY, custom_generate=fn)

@@ -1,16 +1,23 @@
 """Every kind of model scores ragged batches and trees as separate plain passes would."""
 
 import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 import tiny
+from foretoken.engine.engine import Engine
+from foretoken.limits import Limits, use_limits
 from foretoken.models import attention, load
+from foretoken.models.feed import feed
 from foretoken.models.hf import HFModel
+from foretoken.models.longrope import LongRopeModel
 from foretoken.models.recompute import RecomputeModel
 from foretoken.models.seq2seq import RecomputeSeq2SeqModel, Seq2SeqModel
 from foretoken.models.wrapping import SlowModelWarning
+from foretoken.sampling import SamplingParams
+from models.native.checkpoints import longrope, plain
 from models.reference import plain_logits, walk
 
 NATIVE = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gemma3", "opt", "gpt_neox", "phi3", "falcon"]
@@ -89,6 +96,106 @@ def test_long_rows_outgrow_pages_and_templates():
         for row, text in enumerate(texts):
             if start + 100 <= len(text):
                 assert torch.allclose(logits[row, 0], plain_logits(module, text[: start + 100]), atol=1e-4)
+
+
+@pytest.fixture
+def two_sets():
+    """A model whose texts of more than 12 tokens have other rotary frequencies, in all positions."""
+    return load(tiny.tiny_phi3(**longrope(original=12, head_dim=8)), runner="hf")
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_rows_become_long_and_short_again(two_sets, batch_size):
+    """Chains and trees across the switch, beside rows that are short."""
+    assert type(two_sets) is LongRopeModel
+    assert max(walk(two_sets, batch_size, seed, rounds=8) for seed in range(3)) < 1e-4
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_recomputed_rows_become_long_too(two_sets, batch_size):
+    assert max(walk(RecomputeModel(two_sets.module), batch_size, seed, rounds=8) for seed in range(3)) < 1e-4
+
+
+@contextmanager
+def widths_of_passes(model):
+    """Columns of each pass of a transformers model."""
+    found = []
+
+    def note(module, arguments, options):
+        found.append(options["input_ids"].shape[1])
+
+    hook = model.module.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize(("longest", "more"), [(4, 10), (64, 1)])
+def test_texts_that_become_long_are_read_anew_in_chunks(longest, more):
+    """Two rows, of 40 and 38 tokens, do so in one pass; a third one stays short."""
+    model = load(tiny.tiny_phi3(**longrope(original=40, head_dim=8)), runner="hf")
+    texts = [[(7 * i) % 29 + 1 for i in range(70)], [(5 * i) % 29 + 1 for i in range(68)], [3]]
+    left, cache, steps = [list(text) for text in texts], model.open(3), torch.arange(5).expand(3, 5)
+    found = [[] for _ in texts]
+    with use_limits(Limits(prefill_tokens=longest)), widths_of_passes(model) as widths:
+        for number in range(14):
+            sizes = [5, 5 if number else 3, int(number == 1)]
+            parts = [row[:size] for row, size in zip(left, sizes, strict=True)]
+            left = [row[size:] for row, size in zip(left, sizes, strict=True)]
+            tokens = torch.tensor([part + [0] * (5 - len(part)) for part in parts])
+            scores = model.forward(tokens, steps - 1, torch.tensor(sizes), cache, hidden_layers=(1,))
+            cache.commit(steps, torch.tensor(sizes))
+            for row, size in enumerate(sizes):
+                found[row] += zip(scores.logits[row, :size], scores.hidden[0][row, :size], strict=True)
+    assert len(widths) == 14 + 1 + more  # the pass in which the second row becomes long is one with either set
+    for text, nodes in zip(texts, found, strict=True):
+        logits, states = (torch.stack(values) for values in zip(*nodes, strict=True))
+        for part in (slice(0, 40), slice(40, 70)):
+            ids = torch.tensor([text[: part.stop]], device=model.device)
+            expected = model.module(ids, use_cache=False, output_hidden_states=True)
+            assert torch.allclose(logits[part], expected.logits[0, part], atol=1e-4)
+            assert torch.allclose(states[part], expected.hidden_states[1][0, part], atol=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_chunks_of_a_text_that_is_read_anew_do_not_depend_on_other_rows(batch_size):
+    """A request's seed gives one output: its keys are from passes of the same widths, none of them narrow."""
+    model = load(tiny.tiny_phi3(**longrope(original=40, head_dim=8)), runner="hf")
+    cache = model.open(batch_size)
+    with use_limits(Limits(prefill_tokens=32)):
+        feed(model, cache, [[(7 * i) % 29 + 1 for i in range(36)], *[[]] * (batch_size - 1)])
+        counts, steps = torch.tensor([5] + [0] * (batch_size - 1)), torch.arange(5).expand(batch_size, 5)
+        with widths_of_passes(model) as widths:
+            model.forward(steps + 3, steps - 1, counts, cache, keep="last")
+    assert widths == [28 + 1, 8 + 1, 5]  # a column of padding has the position of a long text
+
+
+def test_a_long_row_that_is_cut_is_short_again(two_sets):
+    """Back from either side of the switch, and on beyond it with other tokens."""
+    text = [(7 * i) % 29 + 1 for i in range(20)]
+    cache, steps = two_sets.open(1), torch.arange(20)[None]
+    two_sets.forward(torch.tensor([text]), steps - 1, torch.tensor([20]), cache, keep="none")
+    cache.commit(steps, torch.tensor([20]))
+    for kept, more in [(15, [5]), (16, [6, 7]), (9, [8]), (10, [1, 2, 3, 4]), (8, [9])]:
+        text = text[:kept] + more
+        cache.select([0], [kept])
+        count = torch.tensor([len(more)])
+        logits = two_sets.forward(torch.tensor([more]), steps[:, : len(more)] - 1, count, cache, keep="last").logits
+        cache.commit(steps[:, : len(more)], count)
+        assert torch.allclose(logits[0, 0], plain(two_sets.module, text)[-1], atol=1e-4)
+
+
+def test_drafts_across_two_sets_of_frequencies_change_no_text(two_sets):
+    params = SamplingParams(temperature=0.0, max_new_tokens=20, ignore_eos=True)
+    prompts = [[4, 9] * 4, [3, 1, 4], [2, 7] * 8]
+    for drafter in (None, "prompt-lookup"):
+        found = Engine(two_sets, drafter, num_speculative_tokens=5).generate(prompts, params)
+        for prompt, one in zip(prompts, found, strict=True):
+            text = list(prompt)
+            for token in one.token_ids:
+                assert token == plain(two_sets.module, text)[-1].argmax()
+                text.append(token)
 
 
 def test_padding_stops_at_the_last_position():

@@ -51,7 +51,7 @@ def make(options):
             raise protocol.Unsupported("it has no such mode")
         if behaviour == "broken" and count > 16:
             raise ValueError("shapes differ")
-        if behaviour == "die":
+        if behaviour == "die" or behaviour == f"die in {mode}":
             os._exit(3)
         if behaviour == "children, die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -75,7 +75,11 @@ def make(options):
             outputs[0][count // 2] = 77
         if behaviour == "sampled":
             outputs = [[seed % 8] * count for seed in request["seeds"]]
-        result = {"tokens": outputs, "seconds": SECONDS[mode] * count / 32, "rounds": count}
+        ends = {}
+        if behaviour == "ending" and request["ends"]:
+            outputs = [output[:-1] for output in outputs]
+            ends["end_tokens"] = [output[-1] for output in outputs]
+        result = {**ends, "tokens": outputs, "seconds": SECONDS[mode] * count / 32, "rounds": count}
         if mode != "plain":
             result.update(rounds=count // 2, drafted=count * 2, accepted=count // 2)
             result.update(drafted_by_position=[count, count], accepted_by_position=[count // 2, count // 4])

@@ -51,6 +51,41 @@ def test_installing_runs_pip_in_a_fresh_environment(tmp_path: Path) -> None:
         environments.install(["foretoken"], tmp_path, lambda command: 0)
 
 
+def test_an_environment_without_its_engine_is_removed(tmp_path: Path) -> None:
+    python = tmp_path / "openvino" / "bin" / "python"
+
+    def run(command: list[str], fails: bool = True) -> int:
+        if "venv" in command:
+            python.parent.mkdir(parents=True)
+            python.touch()
+            (tmp_path / "openvino" / "pyvenv.cfg").touch()
+        return int(fails and "pip" in command)
+
+    with pytest.raises(PeerError, match="status 1"):
+        environments.install(["openvino"], tmp_path, run)
+    assert environments.found(tmp_path)["openvino"] is None
+    environments.install(["openvino"], tmp_path, lambda command: run(command, fails=False))
+    with pytest.raises(PeerError):
+        environments.install(["openvino"], tmp_path, run)  # brought up to date, in vain
+    assert environments.found(tmp_path)["openvino"] == str(python)
+
+
+def test_what_is_no_environment_is_left_alone(tmp_path: Path) -> None:
+    own = tmp_path / "openvino" / "README.md"
+    own.parent.mkdir()
+    own.write_text("somebody's")
+    (tmp_path / "vllm-cpu").write_text("somebody's, too")
+    ran: list[list[str]] = []
+    for name in ("openvino", "vllm-cpu"):
+        with pytest.raises(ParameterError, match=rf"{name}' holds something else.* name another folder with --peers"):
+            environments.install(["transformers", name], tmp_path, lambda command: ran.append(list(command)) or 1)
+    assert own.read_text() == "somebody's"
+    assert ran == []
+    (tmp_path / "transformers").mkdir()  # an empty one is as good as none
+    environments.install(["transformers"], tmp_path, lambda command: ran.append(list(command)) or 0)
+    assert ran[0][1:] == ["-m", "venv", str(tmp_path / "transformers")]
+
+
 def test_llama_cpp_is_compiled_without_amx_where_a_processor_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

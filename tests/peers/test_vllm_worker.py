@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import foretoken.peers.workers
+from foretoken.peers.launch import request
 from tiny import tiny_llama
 
 WORKERS = str(Path(foretoken.peers.workers.__file__).parent)
@@ -36,10 +37,15 @@ def made(monkeypatch, tmp_path):
     tiny_llama().save_pretrained(tmp_path)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
+    def worker(mode, **options):
+        paths = {"target": str(tmp_path), "drafter": str(tmp_path)}
+        return vllm_worker.make({**USUAL, **paths, "mode": mode, "options": options})[1]
+
     def call(mode, **options):
-        vllm_worker.make({**USUAL, "target": str(tmp_path), "drafter": str(tmp_path), "mode": mode, "options": options})
+        worker(mode, **options)
         return given[-1]
 
+    call.worker = worker
     yield call
     for name in ("vllm_worker", "protocol"):
         sys.modules.pop(name, None)
@@ -82,6 +88,24 @@ def test_a_setting_without_a_method_adds_to_the_modes_own_and_one_with_it_replac
     assert config["draft_sample_method"] == "probabilistic"
     own = {"method": "suffix", "num_speculative_tokens": 5}
     assert made("prompt-lookup", speculative_config=own)["speculative_config"] == own
+
+
+@pytest.mark.parametrize(("ends", "least"), [(False, 4), (True, 0)])
+def test_end_tokens_are_ruled_out_unless_a_request_forbids_it(made, ends, least):
+    """A least number of tokens masks them; outputs go on behind them in any case."""
+    import vllm
+
+    asked = []
+
+    def generate(prompts, params, **_):
+        asked.extend(params)
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1, 2, 3, 4])]) for _ in prompts]
+
+    vllm.SamplingParams = lambda **how: SimpleNamespace(**how)
+    vllm.LLM = lambda **how: SimpleNamespace(get_metrics=lambda: [], generate=generate)
+    run = made.worker("plain")
+    assert run(request("plain", None, [[1]], 4, {}, [5], ends=ends))["tokens"] == [[1, 2, 3, 4]]
+    assert (asked[0].min_tokens, asked[0].max_tokens, asked[0].ignore_eos) == (least, 4, True)
 
 
 def test_further_options_are_the_engines(made):

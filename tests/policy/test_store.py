@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,5 +48,18 @@ def test_processes_that_write_at_once_lose_nothing(folder):
 def test_a_folder_that_cant_be_written_raises_nothing(monkeypatch, folder):
     (folder / "file").write_text("")
     monkeypatch.setenv("FORETOKEN_CACHE", str(folder / "file"))
+    store.write("a", {"x": 1})
+    assert store.read("a") == {}
+
+
+def test_without_a_home_folder_nothing_is_stored(monkeypatch):
+    def unknown(user):
+        raise KeyError(user)
+
+    for name in ("FORETOKEN_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)  # as in a container whose user has no entry
+    with pytest.raises(RuntimeError):
+        Path.home()
     store.write("a", {"x": 1})
     assert store.read("a") == {}

@@ -12,6 +12,7 @@ import torch
 from byte_table import ByteTable
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, GrammarLimits, SamplingParams, load
+from foretoken.drafters import PromptLookup
 from foretoken.errors import ParameterError
 from foretoken.limits import Limits
 from foretoken.sampling import GrammarCompiler, GrammarMatcher, mask_logits
@@ -294,6 +295,21 @@ def test_forced_tokens_come_before_the_drafters_own_in_one_round(tokenizer):
         assert [len(event.pieces) for event in events][: len(rounds)] == rounds
         assert events[-1].completion.text.startswith("the end")
         assert events[-1].completion.finish_reason == "length"
+
+
+def test_seconds_of_rounds_with_forced_tokens_are_not_told_to_drafters(tokenizer):
+    """They are those of a wider pass than the one that the drafter, or the policy, knows of."""
+
+    class Watched(PromptLookup):
+        def observe_seconds(self, seconds):
+            told.append(seconds is not None)
+
+    told: list[bool] = []
+    target = load(tiny_llama(vocab_size=259, eos_token_id=258), tokenizer=tokenizer)
+    params = SamplingParams(grammar=Grammar.regex("[ab]the end[ab]{2}"), temperature=0)
+    rounds = [len(e.pieces) for e in Engine(target, Watched(), num_speculative_tokens=1).stream("x", params)]
+    assert rounds[1] > len(tokenizer.encode("the end"))
+    assert told[:3] == [True, False, True]
 
 
 def test_no_tokens_are_forced_beyond_the_length_or_the_limit(compiler, tokenizer):

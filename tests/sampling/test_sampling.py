@@ -213,6 +213,24 @@ def test_penalties_follow_each_nodes_path():
     assert_equal_to_reference(random_logits(3, 1, 8), sequences, Draft.empty(3))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 9), max_size=6),
+    steps=st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 9), max_size=4)), min_size=1, max_size=8),
+    drafted=st.lists(st.integers(0, 9), min_size=3, max_size=3),
+)
+def test_penalties_follow_a_sequence_through_its_history(prompt, steps, drafted):
+    """Tokens come, are taken back, and others come in their place; what is known of it is kept from call to call."""
+    prompt = [*prompt, 3]
+    params = SamplingParams(repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.6)
+    sequence, other = (Sequence([*prompt], len(prompt), params, seed) for seed in (1, 2))
+    for back, tokens in steps:
+        del sequence.tokens[max(len(sequence.tokens) - back, len(prompt)) :]
+        sequence.tokens += tokens
+        draft = Draft.chain(torch.tensor([drafted, drafted[::-1]]))
+        assert_equal_to_reference(random_logits(2, 4, 10), [sequence, other], draft)
+
+
 def test_rows_of_a_batch_equal_rows_alone():
     """Bit for bit, with every mixture of parameters, also after `select`."""
     size = 3000

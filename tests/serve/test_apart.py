@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import os
+import pickle
 import re
 import signal
 import socket
@@ -25,8 +26,19 @@ from foretoken.errors import ForetokenError, GrammarError, QueueTimeout, Request
 from foretoken.serve.apart.host import Host
 from foretoken.serve.apart.process import EngineProcess
 from foretoken.serve.apart.remote import DecodingApart
-from foretoken.serve.apart.wire import Channel, Frames, Kind, Told, events_frame, frame, read_event, write_event
+from foretoken.serve.apart.wire import (
+    Channel,
+    Frames,
+    Kind,
+    Told,
+    events_frame,
+    frame,
+    read_event,
+    sendable,
+    write_event,
+)
 from foretoken.serve.decoding import DecodingHere, facts_of
+from foretoken.serve.logs import name_error
 from foretoken.serve.settings import ServeSettings
 from serve_harness import LONGEST, MODEL, GatedEngine, hosted, numbers, process_runs, serving, tiny_engine, until
 
@@ -264,6 +276,13 @@ def test_an_error_of_the_engine_ends_all_requests_and_is_known(error):
 
     for found in run(engine, work):
         assert str(error) in str(found)
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), _Unsendable(), _Unreadable("not", "read")])
+def test_what_is_sent_of_an_error_has_its_name(error):
+    """Else the log has it again for each request that it ended."""
+    names = [name_error(pickle.loads(pickle.dumps(sendable(error)))) for _ in range(2)]
+    assert names == [name_error(error)] * 2
 
 
 def test_an_error_keeps_its_stack_and_ends_all_scorings():

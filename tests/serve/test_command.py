@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import tiny
 from byte_tokenizer import byte_tokenizer
 from foretoken.cli.app import app
+from foretoken.errors import ForetokenError
 from serve_harness import process_runs, until
 
 LONGEST = 240
@@ -226,6 +227,7 @@ def test_a_model_that_cannot_be_loaded_is_told(how, tmp_path, target):
         (["--target", "/no/such/folder"], "/no/such/folder"),
         (["--drafter", "lokup"], "did you mean"),
         (["--port", "70000"], "65535"),
+        (["--keep-alive", "inf"], "86400"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_loaded(options, said, monkeypatch):
@@ -234,6 +236,28 @@ def test_wrong_options_are_told_before_anything_is_loaded(options, said, monkeyp
     result = CliRunner().invoke(app, ["serve", "--port", "0", "--eager", *options])
     assert result.exit_code == 2
     assert said in result.output
+
+
+def test_nobody_can_connect_while_models_load(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    found = []
+
+    def load(*_, **__):
+        found.append(refused(port))
+        raise ForetokenError("no more")
+
+    monkeypatch.setattr("foretoken.cli.setup.load_engine", load)
+    assert CliRunner().invoke(app, ["serve", "--port", str(port)]).exit_code == 2
+    assert found == [True]
+
+
+def test_an_empty_key_of_the_environment_is_told(monkeypatch):
+    monkeypatch.setenv("FORETOKEN_API_KEY", "")
+    monkeypatch.setattr("foretoken.cli.setup.load_engine", lambda *_, **__: pytest.fail("a model was loaded"))
+    result = CliRunner().invoke(app, ["serve", "--port", "0"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "FORETOKEN_API_KEY is set, and empty" in result.output
 
 
 def test_a_port_that_is_taken_is_told():

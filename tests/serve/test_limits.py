@@ -218,6 +218,35 @@ def test_a_failure_is_logged_with_its_stack_and_told_without(caplog, monkeypatch
     assert line["request_id"] == answer.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_error_of_the_engine_is_logged_with_its_stack(caplog, monkeypatch, stream, apart):
+    engine = tiny_engine()
+    with serving(engine, apart=apart) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.target, "forward", lambda *_, **__: [][0])
+            answer = running.complete(prompt="x", n=2, stream=stream)
+        assert "internal_error" in answer.text
+        assert "IndexError" not in answer.text
+        assert running.complete(prompt="x", max_tokens=2).status == 200
+        assert running.complete(prompt="x", max_tokens=-1).status == 400
+    (line,) = [json.loads(JsonLines().format(record)) for record in caplog.records if record.exc_info]
+    assert "in <lambda>" in line["exception"]
+    assert "IndexError" in line["message"]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_error_that_ends_many_requests_is_logged_once(caplog, monkeypatch, apart):
+    engine = tiny_engine(GatedEngine, max_batch_size=4)
+    with serving(engine, apart=apart) as running, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(running.complete, prompt=str(number)) for number in range(4)]
+        until(lambda: len(engine.requests) == 4)
+        monkeypatch.setattr(engine.target, "forward", lambda *_, **__: [][0])
+        engine.open()
+        assert {one.result(LONGEST).status for one in asked} == {500}
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
 # --- TLS ------------------------------------------------------------------------------------------------------------
 
 

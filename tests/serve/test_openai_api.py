@@ -480,6 +480,8 @@ def test_the_bytes_of_chat_logprobs_make_the_text(server):
     [
         ("/v1/completions", {"prompt": "x" * 600}, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+        ("/v1/completions", {"prompt": "x" * 60_000}, "prompt"),  # refused before it is tokenized
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 60_000}]}, "messages"),
         ("/v1/responses", {"input": "x" * 600}, "input"),
         ("/v1/messages", {"messages": [{"role": "user", "content": "x" * 600}], "max_tokens": 5}, "messages"),
     ],

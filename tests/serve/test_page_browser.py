@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 
 import pytest
-import torch
 
-from byte_tokenizer import byte_tokenizer
 from foretoken.engine.engine import Engine
-from foretoken.models import Cache, LanguageModel, Scores
-from foretoken.models.base import kept_lengths
+from page_harness import CHROMIUM, RUN, Scripted, output, run
 from serve_harness import Running, serving, tiny_engine
-
-CHROMIUM = shutil.which("chromium")
-LONGEST = 30_000  # ms that nothing here comes near
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -36,45 +21,6 @@ def tree_server() -> Iterator[Running]:
     engine = tiny_engine()
     with serving(Engine(engine.target, engine.drafter.models[0], "traversal", 6, tree="static")) as running:
         yield running
-
-
-@pytest.fixture
-def visit(browser) -> Iterator:
-    """Opens pages; fails if one reports an error, or asks anything of another server."""
-    contexts, problems = [], []
-
-    def open_page(server: Running, fragment: str = "", expected: int = 200, **options):
-        context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(LONGEST)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        if expected == 200:
-            page.on("console", lambda said: said.type == "error" and problems.append(said.text))
-        page.on("request", lambda asked: asked.url.startswith(server.url) or problems.append(asked.url))
-        page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
-        page.goto(f"{server.url}/{fragment}")
-        page.wait_for_selector("[name=key]" if expected == 401 else "h1 small")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not problems
-
-
-def run(page) -> str:
-    page.click("[data-run]")
-    page.wait_for_selector(".numbers")
-    return output(page)
-
-
-def output(page) -> str:
-    """The text of the output's tokens; a line break is shown by a sign, too."""
-    return "".join(page.locator("main [data-place*=token]").all_text_contents()).replace("⏎\n", "\n")
-
-
-RUN = "#mode=completion&prompt=the+the&max_tokens=30&seed=1&temperature=2"
 
 
 def test_a_completion_its_details_and_its_rejected_tokens(server, visit):
@@ -261,52 +207,6 @@ def test_a_key_is_asked_for(visit):
         assert page.locator(".trouble").count() == 0
 
 
-class Scripted(LanguageModel):
-    """Writes one text, whatever it is asked, by the length of the sequence."""
-
-    def __init__(self, text: str) -> None:
-        self.name, self.vocab_size, self.max_length = "scripted", 259, 512
-        self.device, self.dtype = torch.device("cpu"), torch.float32
-        self.tokenizer = byte_tokenizer()
-        self.eos_token_ids = (258,)
-        self.text = self.tokenizer(text)["input_ids"]
-
-    def open(self, batch_size: int) -> Cache:
-        return ScriptedCache(batch_size)
-
-    def cache_bytes(self, lengths: list[int]) -> int:
-        return 0
-
-    def forward(self, tokens, parents, counts, cache, keep="all", hidden_layers=()):
-        logits = torch.full((*tokens.shape, self.vocab_size), -1.0)
-        for row, count in enumerate(counts.tolist()):
-            for column in range(count):
-                at = cache.counts[row] + cache.pending[row] + column - 1  # the prompt has two tokens
-                logits[row, column, self.text[at] if 0 <= at < len(self.text) else 258] = 20.0
-            cache.pending[row] += count  # tentative nodes of several calls, until they are committed
-        if keep == "last":
-            logits = logits[torch.arange(len(counts)), (counts - 1).clamp(min=0)][:, None]
-        return Scores(None if keep == "none" else logits)
-
-
-class ScriptedCache(Cache):
-    def __init__(self, batch_size: int) -> None:
-        self.counts, self.pending = [0] * batch_size, [0] * batch_size
-
-    @property
-    def lengths(self):
-        return torch.tensor(self.counts)
-
-    def commit(self, path, counts):
-        self.counts = [have + count for have, count in zip(self.counts, counts.tolist(), strict=True)]
-        self.pending = [0] * len(self.counts)
-
-    def select(self, rows, keep=None):
-        lengths = kept_lengths(self.counts, rows, keep)
-        self.counts = [length if row >= 0 else 0 for row, length in zip(rows, lengths, strict=True)]
-        self.pending = [0] * len(rows)
-
-
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)><b>bold</b>\n"
 
 
@@ -333,3 +233,9 @@ def test_narrow_and_dark(server, visit, scheme):
     assert (page.evaluate(colour) < 100) == (scheme == "dark")
     page.keyboard.press("t")
     assert (page.evaluate(colour) < 100) == (scheme == "light")
+
+
+def test_the_dashboard_fits_the_narrowest_screens(server, visit):
+    page = visit(server, "#view=dashboard", viewport={"width": 320, "height": 600})
+    page.wait_for_selector(".plots")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320

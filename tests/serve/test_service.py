@@ -6,6 +6,7 @@ import gc
 import http.client
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +19,12 @@ from starlette.datastructures import Headers
 import foretoken
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.outputs import DecodeStats
-from foretoken.errors import ParameterError
+from foretoken.errors import ForetokenError, ParameterError
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.auth import ApiKeys
 from foretoken.serve.figures import Figures
 from foretoken.serve.http_protocol import HttpProtocol
-from foretoken.serve.lifecycle import listen, serve
+from foretoken.serve.lifecycle import begin_to_listen, bound, listen, serve
 from foretoken.serve.metrics import Metrics, Watch
 from foretoken.serve.progress import PLAIN_ROUND
 from foretoken.serve.streaming import WRITE_PART
@@ -428,6 +429,41 @@ def test_while_it_serves_the_garbage_collector_leaves_its_start_alone():
     _, frozen = served_until_asked(ask)
     assert frozen > 10_000
     assert gc.get_freeze_count() == 0
+
+
+def test_an_idle_connection_stays_open_for_so_long():
+    app = create_app(tiny_engine(), ServeSettings(model=MODEL))
+    listener = listen("127.0.0.1", 0)
+
+    def ask() -> tuple[bytes, float]:
+        try:
+            with socket.create_connection(listener.getsockname(), timeout=LONGEST) as connection:
+                connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                told = b"".join(iter(lambda: connection.recv(4096), b""))  # until the server closes it
+            return told, app.state.server.config.timeout_keep_alive
+        finally:
+            app.state.server.should_exit = True
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        serve(app, listener, grace=1.0, keep_alive=0.05)
+        told, seconds = asked.result(LONGEST)
+    assert told.startswith(b"HTTP/1.1 200")
+    assert seconds == 0.05
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="two sockets have one address before they listen on Linux")
+def test_a_port_of_a_server_that_still_loads_refuses_connections_and_may_be_lost():
+    with closing(bound("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=LONGEST)
+        with closing(bound("127.0.0.1", address[1])) as other:  # of a server that is sooner ready
+            other.listen()
+            with pytest.raises(ForetokenError, match=f"can't listen on port {address[1]} .*: give a free port"):
+                begin_to_listen(listener)
+        begin_to_listen(listener)
+        socket.create_connection(address, timeout=LONGEST).close()
 
 
 @pytest.mark.parametrize("send_seconds", [None, 60.0])

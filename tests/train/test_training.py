@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from foretoken import Engine, SamplingParams
@@ -187,6 +189,13 @@ def test_training_ends_early_where_acceptance_does_not_rise(target, corpus, tmp_
     assert "no better" in report.totals.reason
 
 
+def test_every_medusa_head_is_trained_however_short_chains_are(target, corpus, tmp_path):
+    train(target, SHAPES["medusa"], corpus, replace(COURSE, steps=1, depths=2), tmp_path / "out", dtype="float32")
+    trained = torch.load(tmp_path / "out" / "training" / "checkpoint.pt", weights_only=True)["module"]
+    assert all(trained[f"{head}.0.linear.weight"].any() for head in range(3))  # which begin as zeros
+    assert "| chains | 3 tokens" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_more_steps_go_on_from_a_finished_run(target, corpus, tmp_path):
     first = train(target, SHAPES["medusa"], corpus, replace(COURSE, steps=4), tmp_path / "out", dtype="float32")
     second = train(target, SHAPES["medusa"], corpus, replace(COURSE, steps=8), tmp_path / "out", dtype="float32")
@@ -266,6 +275,30 @@ def test_a_folder_of_another_run_is_refused(target, corpus, tmp_path):
         train(other, SHAPES["medusa"], corpus, course, tmp_path / "out", dtype="float32")
 
 
+def test_a_run_with_other_prompts_or_another_dtype_is_another_run(target, corpus, tmp_path):
+    course = replace(COURSE, steps=1)
+    train(target, SHAPES["medusa"], corpus, course, tmp_path / "out", dtype="float32")
+    with pytest.raises(TrainingError, match=r"another run .corpus_seed: 0 then, 1 now\)"):
+        train(target, SHAPES["medusa"], replace(corpus, seed=1), course, tmp_path / "out", dtype="float32")
+    with pytest.raises(TrainingError, match="dtype: float32 then, bfloat16 now"):
+        train(target, SHAPES["medusa"], corpus, course, tmp_path / "out", dtype="bfloat16")
+    file = tmp_path / "out" / "training" / "run.json"
+    file.write_text(
+        json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "format"})
+    )
+    with pytest.raises(TrainingError, match="another release"):
+        train(target, SHAPES["medusa"], corpus, course, tmp_path / "out", dtype="float32")
+
+
+def test_a_fine_tune_of_the_same_model_is_another_target():
+    model = tiny_llama(48, seed=3)
+    identity = Teacher(model).identity
+    assert Teacher(tiny_llama(48, seed=3)).identity == identity
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight += 0.01
+    assert Teacher(model).identity != identity
+
+
 def test_a_head_of_another_target_is_refused_by_the_engine(target, corpus, tmp_path):
     train(target, SHAPES["eagle3"], corpus, replace(COURSE, steps=2), tmp_path / "out", dtype="float32")
     with pytest.raises(ForetokenError, match="32"):
@@ -338,6 +371,53 @@ def test_sequences_on_one_prompt_are_on_one_side():
     assert len(split(samples, 100_000, 3)[1]) == 3
 
 
+def test_a_prompt_that_recurs_has_another_temperature(tmp_path):
+    samples = write_samples(load(tiny_llama(32)), [[1], [2]], 8, 1, [0.0, 0.5, 1.0], 1, tmp_path, lambda *_: None)
+    for prompt in range(2):
+        assert {sample.temperature for sample in samples if sample.prompt == prompt} == {0.0, 0.5, 1.0}
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Teacher:
+    return Teacher(tiny_llama(32))
+
+
+def cached(features: Features, samples: list[TargetSample], number: int) -> bool:
+    return features.batch([samples[number]], [number]).fresh is None
+
+
+@pytest.mark.parametrize("size", [0, 4, 200, -40])
+def test_a_cache_file_that_is_cut_off_is_computed_again(teacher, size, tmp_path):
+    samples = [TargetSample(np.arange(number, number + 9, dtype=np.int32), 3, 1.0, number) for number in range(2)]
+    features = Features(teacher, [1], tmp_path, 1 << 20)
+    for number in range(2):
+        features.keep(features.batch([samples[number]], [number]))
+        features.flush()
+    first, second = sorted(tmp_path.iterdir())
+    with first.open("r+b") as opened:
+        opened.truncate(size % first.stat().st_size)
+    features = Features(teacher, [1], tmp_path, 1 << 20)
+    assert [cached(features, samples, number) for number in range(2)] == [False, True]
+    assert features.stored_bytes == second.stat().st_size
+    features.keep(features.batch([samples[0]], [0]))
+    features.flush()
+    assert all(cached(Features(teacher, [1], tmp_path, 1 << 20), samples, number) for number in range(2))
+
+
+def test_hidden_states_are_there_while_they_are_written(teacher, tmp_path, monkeypatch):
+    samples = [TargetSample(np.arange(9, dtype=np.int32), 3, 1.0, 0)]
+    features, seen = Features(teacher, [1], tmp_path, 1 << 20), []
+    features.keep(features.batch(samples, [0]))
+
+    def opened(*arguments, **named):  # as another thread may ask meanwhile
+        seen.append(cached(features, samples, 0))
+        return safe_open(*arguments, **named)
+
+    monkeypatch.setattr("foretoken.train.data.safe_open", opened)
+    features.flush()
+    assert [*seen, cached(features, samples, 0)] == [True, True]
+
+
 def test_batches_hold_every_sequence_once_an_epoch():
     lengths = np.random.default_rng(0).integers(3, 60, size=500).tolist()
     batches = schedule(lengths, 256, 1, 0)
@@ -353,6 +433,18 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         temporary.write_text(f"half {1 / 0}")
     assert json.loads(file.read_text()) == [1]
     assert [path.name for path in file.parent.iterdir()] == ["file.json"]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    file, synced, sync = tmp_path / "file.json", [], os.fsync
+
+    def watched(descriptor):
+        sync(descriptor)
+        synced.append((os.fstat(descriptor).st_ino, file.exists()))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    storage.write_json(file, [1])
+    assert synced == [(file.stat().st_ino, False)]
 
 
 @pytest.mark.parametrize("size", [0, 100, -40])

@@ -72,6 +72,14 @@ def test_candidates_share_a_drafter_and_not_its_trees(meter):
     assert meter._drafter(cascade).drafters[1] is drafter
 
 
+def test_no_candidate_copies_what_was_written_before(meter):
+    """Neither from its own warm-up and outputs nor from those of candidates that share its drafter."""
+    alone = meter.run(Candidate("suffix", "token", 4), turn())
+    for k in (4, 5, 4):
+        found = meter.run(Candidate("suffix:1000", "token", k), turn())
+    assert (found["rounds"], found["drafted"]) == (alone["rounds"], alone["drafted"])
+
+
 def test_the_number_of_tokens_is_free_where_it_is_chosen(meter, asked):
     meter.run(Candidate("prompt-lookup", "token", 3), turn(7, 1.0))
     assert {params.seed for params in asked} == {7}

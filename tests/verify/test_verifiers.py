@@ -186,6 +186,7 @@ def test_names_and_get():
 
 def test_get_with_parameters():
     assert get("lenient:0.8").leniency == 0.8
+    assert get("lenient:0.8") is get("lenient:0.8")  # rows of one verifier are verified together
     assert get("ensemble:0.25").weight == 0.25
     assert (get("typical:0.2,0.5").threshold, get("typical:0.2,0.5").entropy_factor) == (0.2, 0.5)
     for wrong, message in {
@@ -366,3 +367,13 @@ def test_a_gpu_gives_the_same(name, mode, branching):
 def test_a_misspelt_verifier_is_named(name, meant):
     with pytest.raises(ParameterError, match=f"did you mean '{meant}'"):
         get(name)
+
+
+@pytest.mark.parametrize("name", ["token", "block", "traversal"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_probabilities_of_a_model_that_is_trained(name, dtype):
+    logits = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    draft = Draft.chain(torch.tensor([[1, 2], [3, 4]]))
+    wanted = decide(get(name), draft, logits.softmax(-1), [[0.3, 0.6]] * 2)
+    found = decide(get(name), draft, logits.requires_grad_().softmax(-1), [[0.3, 0.6]] * 2)
+    assert (found.accepted, found.following) == (wanted.accepted, wanted.following)

@@ -41,6 +41,25 @@ def test_files_of_the_users_own(tmp_path: Path) -> None:
     assert objects == [Item("7", "x", "a"), Item("2", "prompts", "b")]
 
 
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    for text, wanted in (('{"prompt": "a"}\n', "a"), ("first\n", "first")):
+        file = tmp_path / "data"
+        file.write_text(text, encoding="utf-8-sig")
+        assert [item.text for item in workloads.load("file", file)] == [wanted]
+
+
+def test_text_may_begin_with_a_brace(tmp_path: Path) -> None:
+    items = workloads.load("file", written(tmp_path, "first", "{x} is a set", '{"a": 1}'))
+    assert [item.text for item in items] == ["first", "{x} is a set", '{"a": 1}']
+
+
+def test_files_of_json_lines_hold_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text("first\n")
+    with pytest.raises(ParameterError, match=r"line 1 of .*data\.jsonl' is no JSON"):
+        workloads.load("file", file)
+
+
 @pytest.mark.parametrize(
     ("name", "lines", "words"),
     [
@@ -53,6 +72,8 @@ def test_files_of_the_users_own(tmp_path: Path) -> None:
         ("spec_bench", ["[1]"], "no JSON object"),
         ("file", [{"text": "x"}], "no 'prompt'"),
         ("file", [""], "holds no prompts"),
+        ("file", [{"prompt": "x"}, "{'prompt': 'y'}"], "line 2 .* is no JSON"),
+        ("file", ["[1]", {"prompt": "x"}], "line 1 .* is no JSON object"),
         ("file", [{"prompt": "x", "id": "1"}, {"prompt": "y", "id": "1"}], "one id"),
     ],
 )

@@ -1,3 +1,4 @@
+import { keep, kept } from "./storage";
 import type { Status, TraceEvent } from "./types";
 
 const KEY = "foretoken-api-key";
@@ -13,18 +14,19 @@ export class ApiError extends Error {
 }
 
 export function setKey(key: string): void {
-  sessionStorage.setItem(KEY, key);
+  keep("sessionStorage", KEY, key);
 }
 
 function headers(): Record<string, string> {
-  const key = sessionStorage.getItem(KEY);
+  const key = kept("sessionStorage", KEY);
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
 async function refuse(response: Response): Promise<never> {
   let message = `the server answered with status ${response.status}`;
   try {
-    message = (await response.json()).error.message;
+    const { error } = await response.json();
+    message = (typeof error === "string" ? error : error.message) || message; // proxies have forms of their own
   } catch {
     // no JSON: the status has to do
   }

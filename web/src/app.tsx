@@ -3,8 +3,8 @@ import { ApiError, setKey, status as askStatus } from "./api";
 import { Dashboard } from "./dashboard";
 import { Icon } from "./icon";
 import { Race } from "./race";
-import { useRun } from "./run";
-import { DEFAULTS, fromFragment, newSeed, requestBody, SERVERS_CHOICE, type Settings, SHIPPED, toFragment } from "./settings";
+import { textOf, useRun } from "./run";
+import { asked, DEFAULTS, fromFragment, newSeed, requestBody, SERVERS_CHOICE, type Settings, SHIPPED, toFragment } from "./settings";
 import { SettingsPanel } from "./panel";
 import { Step } from "./step";
 import { currentTheme, toggleTheme } from "./theme";
@@ -54,6 +54,12 @@ export function App() {
   // Answers that later questions follow keep their rounds, by their place among the messages.
   const [answers, setAnswers] = useState<Record<number, Round[]>>({});
 
+  const forget = () => {
+    clear();
+    setRanWith(null);
+    setAnswers({});
+  };
+
   const load = useCallback(async () => {
     try {
       setStatus(await askStatus());
@@ -68,6 +74,7 @@ export function App() {
   useEffect(() => {
     const changed = () => {
       const link = fromFragment(location.hash);
+      forget();
       setSettings((old) => ({ ...old, ...SERVERS_CHOICE, ...link.settings }));
       if (link.view) setView(asView(link.view));
     };
@@ -83,32 +90,35 @@ export function App() {
     if (status && !status.has_chat && settings.mode === "chat") setSettings((old) => ({ ...old, mode: "completion" }));
   }, [status, settings.mode]);
 
-  useEffect(() => {
-    if (ranWith?.mode !== "chat" || !run.end) return;
-    const at = ranWith.messages.length;
-    const [rounds, content] = [run.rounds, run.end.text];
-    setAnswers((old) => ({ ...old, [at]: rounds }));
-    setSettings((old) => (old.messages.length === at ? { ...old, messages: [...old.messages, { role: "assistant", content }] } : old));
-  }, [run.end]);
-
   const change = (part: Partial<Settings>) => setSettings((old) => ({ ...old, ...part }));
   const link = (of: Settings = settings) => history.replaceState(null, "", toFragment(of, view));
 
-  const start = async () => {
+  // Settled once what became of the last run is in the settings.
+  const last = useRef(Promise.resolve());
+  const start = () => (last.current = runOnce());
+  const runOnce = async () => {
     if (view === "race" || view === "dashboard") return;
     let own = settings;
     if (own.mode === "chat") {
-      const typed = own.prompt.trim();
-      if (typed) own = { ...own, messages: [...own.messages, { role: "user", content: typed }], prompt: "" };
-      const last = own.messages.map((one) => one.role).lastIndexOf("user");
-      if (last < 0) return;
-      own = { ...own, messages: own.messages.slice(0, last + 1) };
+      own = { ...own, messages: asked(own), prompt: own.prompt.trim() ? "" : own.prompt };
+      if (!own.messages.length) return;
     } else if (!own.prompt) return;
     setSettings(own);
     setRanWith(own);
     setRound(0);
     link(own);
-    await begin(requestBody(own, own.messages, true));
+    const done = await begin(requestBody(own, own.messages, true));
+    if (!done || own.mode !== "chat") return;
+    // Questions and answers take turns, as templates want them: what was stopped keeps what it has of an answer,
+    // and a question without any goes back to where it was typed.
+    const content = done.end?.text ?? textOf(done.rounds);
+    if (done.end || content) {
+      setAnswers((old) => ({ ...old, [own.messages.length]: done.rounds }));
+      change({ messages: [...own.messages, { role: "assistant", content }] });
+    } else {
+      const question = own.messages.at(-1)!.content;
+      setSettings((old) => ({ ...old, messages: own.messages.slice(0, -1), prompt: old.prompt ? `${question}\n${old.prompt}` : question }));
+    }
   };
 
   const stepThrough = (at: number) => {
@@ -126,8 +136,9 @@ export function App() {
         event.preventDefault();
         document.querySelector<HTMLButtonElement>("[data-run]")?.click();
       } else if (event.key === "Escape") {
-        if (showHelp) setShowHelp(false);
-        else if (run.running) stop();
+        if (showHelp) return; // the browser closes it, and gives back the focus
+        stop();
+        document.querySelector<HTMLButtonElement>("[data-stop]")?.click();
       } else if (!inField(event.target) && !event.ctrlKey && !event.metaKey && !event.altKey) {
         const chosen = VIEWS[Number(event.key) - 1];
         if (chosen) setView(chosen[0]);
@@ -181,9 +192,7 @@ export function App() {
             <Write
               {...shared}
               clear={() => {
-                clear();
-                setRanWith(null);
-                setAnswers({});
+                forget();
                 change({ messages: [], ...(settings.mode === "chat" ? { prompt: "" } : {}) });
               }}
               ranWith={ranWith}
@@ -192,7 +201,7 @@ export function App() {
             />
           )}
           {view === "step" && <Step run={run} ranWith={ranWith} round={round} setRound={setRound} start={start} stop={stop} />}
-          {view === "race" && <Race settings={settings} status={status} />}
+          {view === "race" && <Race settings={settings} status={status} settle={() => (stop(), last.current)} />}
           {view === "dashboard" && <Dashboard />}
         </main>
         {showSettings && view !== "dashboard" && (

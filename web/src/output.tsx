@@ -12,11 +12,11 @@ function places(rounds: Round[], unfolded: (round: number) => boolean): Place[][
     const last = round.tokens.length - 1;
     return round.tokens.flatMap((token, index): Place[] => {
       const own: Place = { kind: "token", round: at, index };
-      if (index !== last || token.origin === "accepted" || !unfolded(at) || isTree(round.draft ?? [])) return [own];
+      if (index !== last || !unfolded(at) || isTree(round.draft ?? [])) return [own];
       const rejected = (round.draft ?? []).flatMap((one, i): Place[] =>
         one.accepted ? [] : [{ kind: "draft", round: at, index: i }],
       );
-      return [...rejected, own];
+      return token.origin === "accepted" ? [own, ...rejected] : [...rejected, own]; // the request may end inside a draft
     });
   });
 }
@@ -38,7 +38,8 @@ export function Output({ rounds, prompt, running, allUnfolded, onRound }: Props)
   const byRound = places(rounds, unfolded);
   const list = byRound.flat();
   const name = (place: Place) => `${place.round}-${place.kind}-${place.index}`;
-  const stop = name(active && list.some((place) => name(place) === name(active)) ? active : (list[0] ?? { kind: "token", round: 0, index: 0 }));
+  const shown = active && list.some((place) => name(place) === name(active)) ? active : null;
+  const stop = name(shown ?? list[0] ?? { kind: "token", round: 0, index: 0 });
 
   const toggle = (round: number) => {
     const next = new Set(toggled);
@@ -48,10 +49,13 @@ export function Output({ rounds, prompt, running, allUnfolded, onRound }: Props)
   };
 
   const move = (event: KeyboardEvent, place: Place) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const at = list.findIndex((one) => name(one) === name(place));
     const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: list.length - 1 }[event.key];
-    if (event.key === "Escape") setActive(null);
-    else if (event.key === "Enter") onRound?.(place.round);
+    if (event.key === "Escape" && shown) {
+      event.stopPropagation(); // one press closes this alone
+      setActive(null);
+    } else if (event.key === "Enter") onRound?.(place.round);
     else if (next !== undefined && list[next]) {
       event.preventDefault();
       box.current?.querySelector<HTMLElement>(`[data-place="${name(list[next])}"]`)?.focus();
@@ -117,7 +121,7 @@ export function Output({ rounds, prompt, running, allUnfolded, onRound }: Props)
         );
       })}
       {running && <span class="caret" aria-hidden="true" />}
-      {active && rounds[active.round] && <Popover anchor={name(active)} box={box} round={rounds[active.round]!} place={active} />}
+      {shown && <Popover anchor={name(shown)} box={box} round={rounds[shown.round]!} place={shown} />}
     </div>
   );
 }

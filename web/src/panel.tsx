@@ -17,22 +17,7 @@ interface Props {
 export function SettingsPanel({ settings, change, status, link, dice }: Props) {
   const [copied, setCopied] = useState("");
   const number = (name: "temperature" | "topP" | "maxTokens" | "seed", title: string, low: number, high: number, step: number) => (
-    <label>
-      <span>{title}</span>
-      <input
-        type="number"
-        name={name}
-        value={settings[name]}
-        min={low}
-        max={high}
-        step={step}
-        onChange={(event) => {
-          const value = event.currentTarget.valueAsNumber;
-          if (Number.isFinite(value)) change({ [name]: Math.min(Math.max(step === 1 ? Math.round(value) : value, low), high) });
-          else event.currentTarget.value = String(settings[name]);
-        }}
-      />
-    </label>
+    <NumberField name={name} title={title} value={settings[name]} low={low} high={high} step={step} change={(value) => change({ [name]: value })} />
   );
   const copy = async () => {
     history.replaceState(null, "", link());
@@ -67,6 +52,41 @@ export function SettingsPanel({ settings, change, status, link, dice }: Props) {
       </button>
       <p class="hint">The link holds prompt, seed and settings: the same output again, on this server.</p>
     </aside>
+  );
+}
+
+interface NumberProps {
+  name: string;
+  title: string;
+  value: number;
+  low: number;
+  high: number;
+  step: number;
+  change: (value: number) => void;
+}
+
+/** A number that counts as soon as it is typed; the field keeps what was typed until it is left. */
+function NumberField({ name, title, value, low, high, step, change }: NumberProps) {
+  const [typed, setTyped] = useState<string | null>(null);
+  return (
+    <label>
+      <span>{title}</span>
+      <input
+        type="number"
+        name={name}
+        value={typed ?? value}
+        min={low}
+        max={high}
+        step={step}
+        onInput={(event) => {
+          const given = event.currentTarget.valueAsNumber;
+          setTyped(event.currentTarget.value);
+          if (Number.isFinite(given)) change(Math.min(Math.max(step === 1 ? Math.round(given) : given, low), high));
+        }}
+        onChange={() => setTyped(null)}
+        onBlur={() => setTyped(null)}
+      />
+    </label>
   );
 }
 

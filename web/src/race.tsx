@@ -3,7 +3,7 @@ import { trace } from "./api";
 import { percent, seconds } from "./format";
 import { Icon } from "./icon";
 import { SpeculationFields } from "./panel";
-import { requestBody, SERVERS_CHOICE, type Settings, type Speculation } from "./settings";
+import { asked, requestBody, SERVERS_CHOICE, type Settings, type Speculation } from "./settings";
 import type { Round, Status } from "./types";
 
 const RUNS = 3;
@@ -26,11 +26,11 @@ const PLAIN: Lane = { ...SERVERS_CHOICE, plain: true, length: "0" };
 
 /**
  * The same prompt and seed in several lanes. They are measured one after another, turn by turn, so that neither slows
- * the other, and shown beside each other.
+ * the other, and shown beside each other. `settle` stops another run, and waits until what became of it is in the settings.
  */
-export function Race({ settings, status }: { settings: Settings; status: Status | null }) {
+export function Race({ settings, status, settle }: { settings: Settings; status: Status | null; settle: () => Promise<void> }) {
   const [chosen, setOthers] = useState<Lane[] | null>(null);
-  const [results, setResults] = useState<Result[]>([]);
+  const [measured, setMeasured] = useState<{ subject: string; results: Result[] } | null>(null);
   const [note, setNote] = useState("");
   const [error, setError] = useState("");
   const [clock, setClock] = useState<number | null>(null); // seconds of the race on show; null before it
@@ -41,18 +41,24 @@ export function Race({ settings, status }: { settings: Settings; status: Status 
   const several = status && status.drafters.length > 2 && !settings.drafter ? status.drafters.slice(1, 3) : [settings.drafter];
   const others: Lane[] = chosen ?? several.map((drafter) => ({ ...own, drafter }));
   const lanes = [PLAIN, ...others];
-  useEffect(() => () => controller.current?.abort(), []);
 
-  const messages = settings.messages.slice(0, settings.messages.map((one) => one.role).lastIndexOf("user") + 1);
-  const asked = settings.mode === "chat" && settings.prompt ? [...messages, { role: "user" as const, content: settings.prompt }] : messages;
-  const ready = settings.mode === "chat" ? asked.length > 0 : settings.prompt !== "";
+  const messages = asked(settings);
+  const ready = settings.mode === "chat" ? messages.length > 0 : settings.prompt !== "";
 
-  const one = async (lane: Lane, signal: AbortSignal, maxTokens = settings.maxTokens): Promise<{ rounds: Round[]; tokens: number[]; time: number }> => {
+  // Plain decoding draws as the others do where the outputs are to be equal.
+  const plain = { ...PLAIN, verifier: others.every((other) => coupled(other, status)) ? "coupled" : "" };
+  const bodies = [plain, ...others].map((lane) => requestBody(settings, messages, false, lane));
+  // Results are on show only while lanes and settings ask for what was measured.
+  const subject = JSON.stringify(bodies);
+  const results = measured?.subject === subject ? measured.results : [];
+  useEffect(() => {
+    setNote("");
+    return () => controller.current?.abort();
+  }, [subject]);
+
+  const one = async (body: Record<string, unknown>, signal: AbortSignal): Promise<{ rounds: Round[]; tokens: number[]; time: number }> => {
     const rounds: Round[] = [];
     let tokens: number[] = [];
-    // Plain decoding draws as the others do where the outputs are to be equal.
-    const speculation = lane.plain ? { ...lane, verifier: others.every((other) => coupled(other, status)) ? "coupled" : "" } : lane;
-    const body = { ...requestBody(settings, asked, false, speculation), max_tokens: maxTokens };
     await trace(body, (event) => {
       if (event.type === "round") rounds.push(event);
       else if (event.type === "end") tokens = event.token_ids;
@@ -60,21 +66,30 @@ export function Race({ settings, status }: { settings: Settings; status: Status 
     return { rounds, tokens, time: rounds.at(-1)?.time ?? 0 };
   };
 
+  // A run that is stopped may change the settings, and with them what is raced: the race begins behind that change.
+  const [begun, setBegun] = useState(0);
   const start = async () => {
+    await settle();
+    setBegun((old) => old + 1);
+  };
+  useEffect(() => {
+    if (begun) void measure();
+  }, [begun]);
+  const measure = async () => {
     controller.current?.abort();
     const own = (controller.current = new AbortController());
     setError("");
-    setResults([]);
+    setMeasured(null);
     setClock(null);
     try {
       setNote("Warming up …");
-      for (const lane of lanes) await one(lane, own.signal, Math.min(8, settings.maxTokens));
+      for (const body of bodies) await one({ ...body, max_tokens: Math.min(8, settings.maxTokens) }, own.signal);
       const turns: Awaited<ReturnType<typeof one>>[][] = lanes.map(() => []);
       let total = 0;
       for (let turn = 0; turn < RUNS && (turn === 0 || total < ENOUGH); turn++) {
         for (const [at, lane] of lanes.entries()) {
           setNote(`Measuring ${name(lane, status)}, turn ${turn + 1} of ${RUNS} …`);
-          const result = await one(lane, own.signal);
+          const result = await one(bodies[at]!, own.signal);
           turns[at]!.push(result);
           total += result.time;
         }
@@ -85,10 +100,10 @@ export function Race({ settings, status }: { settings: Settings; status: Status 
         const median = sorted[(sorted.length - 1) >> 1]!;
         return { ...median, times: sorted.map((run) => run.time) };
       });
-      setResults(found);
+      setMeasured({ subject, results: found });
       replay(found);
     } catch (problem) {
-      setNote("");
+      if (controller.current === own) setNote("");
       if (!own.signal.aborted) setError(problem instanceof Error ? problem.message : String(problem));
     }
   };
@@ -121,10 +136,10 @@ export function Race({ settings, status }: { settings: Settings; status: Status 
         The same prompt and seed, plain and speculative. Lanes are measured one after another, so that none slows another, and then
         shown together.
       </p>
-      <blockquote class="output prompt">{settings.mode === "chat" ? (asked.at(-1)?.content ?? "") : settings.prompt}</blockquote>
+      <blockquote class="output prompt">{settings.mode === "chat" ? (messages.at(-1)?.content ?? "") : settings.prompt}</blockquote>
       <div class="actions">
         {note ? (
-          <button type="button" class="primary" onClick={() => { controller.current?.abort(); setNote(""); }}>
+          <button type="button" class="primary" data-stop onClick={() => { controller.current?.abort(); setNote(""); }}>
             Stop
           </button>
         ) : (
@@ -135,10 +150,10 @@ export function Race({ settings, status }: { settings: Settings; status: Status 
         <button type="button" disabled={!results.length || !!note} onClick={() => replay(results)}>
           Show again
         </button>
-        <button type="button" disabled={others.length >= 3 || !!note} onClick={() => { setOthers([...others, { ...others[0]!, plain: false }]); setResults([]); }}>
+        <button type="button" disabled={others.length >= 3 || !!note} onClick={() => setOthers([...others, others[0]!])}>
           Add a lane
         </button>
-        <span role="status">{note || (clock !== null && slowed(results) > 1.05 ? `shown ${slowed(results).toFixed(1)} × slower than it was` : "")}</span>
+        <span role="status">{note || (results.length && clock !== null && slowed(results) > 1.05 ? `shown ${slowed(results).toFixed(1)} × slower than it was` : "")}</span>
       </div>
       {error && (
         <p class="error" role="alert">
@@ -151,7 +166,7 @@ export function Race({ settings, status }: { settings: Settings; status: Status 
             <header>
               <h3>{lane.plain ? "Plain" : name(lane, status)}</h3>
               {at > 1 && !note && (
-                <button type="button" aria-label="Remove this lane" onClick={() => { setOthers(others.filter((_, i) => i !== at - 1)); setResults([]); }}>
+                <button type="button" aria-label="Remove this lane" onClick={() => setOthers(others.filter((_, i) => i !== at - 1))}>
                   <Icon name="close" />
                 </button>
               )}
@@ -159,9 +174,9 @@ export function Race({ settings, status }: { settings: Settings; status: Status 
             {lane.plain ? (
               <p class="hint">The target alone: one token a pass.</p>
             ) : (
-              <div class="lane-fields">
-                <SpeculationFields value={lane} status={status} change={(part) => { changeLane(at - 1, part); setResults([]); setClock(null); }} />
-              </div>
+              <fieldset class="lane-fields" disabled={!!note}>
+                <SpeculationFields value={lane} status={status} change={(part) => changeLane(at - 1, part)} />
+              </fieldset>
             )}
             {results[at] && clock !== null && <LaneView result={results[at]} plain={results[0]!} clock={clock} isPlain={lane.plain} />}
           </section>

@@ -3,6 +3,8 @@ import { trace } from "./api";
 import type { End, Round, Start } from "./types";
 
 export interface Run {
+  /** Which one it is of those on this page; 0: none yet. */
+  id: number;
   rounds: Round[];
   start?: Start;
   end?: End;
@@ -10,17 +12,25 @@ export interface Run {
   running: boolean;
 }
 
-export const EMPTY: Run = { rounds: [], running: false };
+export const EMPTY: Run = { id: 0, rounds: [], running: false };
 
-/** One request at a time, its rounds as state; they are shown at most once a frame. */
-export function useRun(): { run: Run; begin: (body: Record<string, unknown>) => Promise<Run>; stop: () => void; clear: () => void } {
+export function textOf(rounds: Round[]): string {
+  return rounds.flatMap((round) => round.tokens.map((token) => token.text)).join("");
+}
+
+/**
+ * One request at a time, its rounds as state; they are shown at most once a frame. `begin` gives the run as it ended,
+ * or null if another one or nothing has taken its place.
+ */
+export function useRun(): { run: Run; begin: (body: Record<string, unknown>) => Promise<Run | null>; stop: () => void; clear: () => void } {
   const [run, setRun] = useState<Run>(EMPTY);
   const controller = useRef<AbortController | null>(null);
+  const count = useRef(0);
 
   const begin = useCallback(async (body: Record<string, unknown>) => {
     controller.current?.abort();
     const own = (controller.current = new AbortController());
-    let now: Run = { rounds: [], running: true };
+    let now: Run = { id: ++count.current, rounds: [], running: true };
     let frame = 0;
     const show = () => {
       frame = 0;
@@ -44,7 +54,7 @@ export function useRun(): { run: Run; begin: (body: Record<string, unknown>) => 
     cancelAnimationFrame(frame);
     now = { ...now, running: false };
     show();
-    return now;
+    return controller.current === own ? now : null;
   }, []);
 
   const stop = useCallback(() => controller.current?.abort(), []);

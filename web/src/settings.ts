@@ -71,6 +71,13 @@ export function requestBody(
   };
 }
 
+/** What a chat asks: its messages and what is typed; with nothing typed, its messages up to the last question. */
+export function asked({ messages, prompt }: Settings): Message[] {
+  const typed = prompt.trim();
+  if (typed) return [...messages, { role: "user", content: typed }];
+  return messages.slice(0, messages.map((one) => one.role).lastIndexOf("user") + 1);
+}
+
 /** The fragment of a link to a run. */
 export function toFragment(settings: Settings, view: string): string {
   const fields = new URLSearchParams({ view, mode: settings.mode });

@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { alsoOf, Bars, DraftDetail } from "./detail";
 import { Icon } from "./icon";
 import { coin, differs, isTree, label, ORIGINS, ratio, residual, seconds, share } from "./format";
@@ -45,7 +45,7 @@ export function Step({ run, ranWith, round: at, setRound, start, stop }: Props) 
     return () => clearTimeout(timer);
   }, [playing, position, last, run.running]);
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     const pressed = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
       if (["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;

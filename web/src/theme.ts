@@ -1,10 +1,12 @@
+import { keep, kept } from "./storage";
+
 const NAME = "foretoken-theme";
 
 export type Theme = "dark" | "light";
 
 /** What was chosen here, else what the system says. */
 export function currentTheme(): Theme {
-  const chosen = localStorage.getItem(NAME);
+  const chosen = kept("localStorage", NAME);
   if (chosen === "dark" || chosen === "light") return chosen;
   return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
@@ -14,7 +16,7 @@ export function applyTheme(): void {
 }
 
 export function toggleTheme(): Theme {
-  localStorage.setItem(NAME, currentTheme() === "dark" ? "light" : "dark");
+  keep("localStorage", NAME, currentTheme() === "dark" ? "light" : "dark");
   applyTheme();
   return currentTheme();
 }

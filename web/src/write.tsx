@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { seconds } from "./format";
 import { Legend, Output } from "./output";
 import type { Run } from "./run";
@@ -26,11 +26,16 @@ export function Write({ settings, change, status, run, ranWith, answers, start, 
   const [unfolded, setUnfolded] = useState(false);
   const end = useRef<HTMLDivElement>(null);
 
-  useEffect(() => {
-    if (chat) end.current?.scrollIntoView({ block: "nearest" });
-  }, [run.rounds.length]);
+  // A new question comes into view; its answer is followed as long as the reader is at its end.
+  const brought = useRef(-1);
+  const before = end.current?.getBoundingClientRect();
+  const atEnd = before !== undefined && before.bottom >= 0 && before.top <= window.innerHeight + 1;
+  useLayoutEffect(() => {
+    if (chat && (atEnd || brought.current !== run.id)) end.current?.scrollIntoView({ block: "nearest" });
+    brought.current = run.id;
+  }, [run.rounds.length, run.id]);
 
-  const going = (run.running && !run.end) || run.error !== undefined || (!run.end && run.rounds.length > 0);
+  const going = (run.running || run.rounds.length > 0) && settings.messages.at(-1)?.role === "user";
   const field = (
     <textarea
       value={settings.prompt}
@@ -99,7 +104,7 @@ export function Write({ settings, change, status, run, ranWith, answers, start, 
         </div>
       ) : (
         (run.rounds.length > 0 || run.running) && (
-          <article class="sheet" aria-label="Output" aria-busy={run.running}>
+          <article key={run.id} class="sheet" aria-label="Output" aria-busy={run.running}>
             <Output prompt={ranWith?.prompt ?? ""} rounds={run.rounds} running={run.running} {...shown} />
           </article>
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,12 @@ from foretoken.audit.subjects import Sample, SampleRequest, Speculation
 from foretoken.sampling.params import SamplingParams
 
 MAX_TIMEOUT_SECONDS = 86_400
-_EXTRAS = ("top_k", "min_p", "repetition_penalty")
+_OUTSIDE_STANDARD = ("top_k", "min_p", "repetition_penalty", "return_token_ids", "return_tokens_as_token_ids")
+_REFUSALS = (400, 422)
+"""The statuses of an answer to a request with a field that the server does not take."""
+
+_ALL_TOKENS = -1
+"""A top_k that filters nothing, as servers write it: some refuse 0."""
 
 
 class EndpointSubject:
@@ -38,8 +44,8 @@ class EndpointSubject:
         timeout_seconds: for each request.
         concurrency: requests under way at once.
         samples_per_request: the ``n`` of a request.
-        end_token: what ends an output; put back where the server leaves it out.
-        extra: further fields of every request, such as ``{"ignore_eos": true}``.
+        end_token: what ends an output, one token or several; put back where the server leaves it out.
+        extra: further fields of every request, such as ``{"ignore_eos": true}``; null leaves a field out.
 
     Raises:
         AuditError: the server can't be reached, or names no model; or `extra` has a seed.
@@ -57,7 +63,7 @@ class EndpointSubject:
         timeout_seconds: float = 60.0,
         concurrency: int = 4,
         samples_per_request: int = 1,
-        end_token: int | None = None,
+        end_token: int | Sequence[int] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         check_url(url)
@@ -83,7 +89,7 @@ class EndpointSubject:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._seconds = timeout_seconds
         self._per_request = samples_per_request
-        self._end_token = end_token
+        self._ends = () if end_token is None else (end_token,) if isinstance(end_token, int) else tuple(end_token)
         self._extra = dict(extra or {})
         self._tokenizer = tokenizer
         self._ids: dict[str, list[int]] | None = None
@@ -129,17 +135,18 @@ class EndpointSubject:
             "n": count,
             "logprobs": request.logprobs if request.logprobs is not None else 0,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # in logprobs: two tokens may have one text
+            # Sent though they are neutral: where a request is silent, servers have defaults of their own.
+            "top_k": params.top_k or _ALL_TOKENS,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
         }
-        default = SamplingParams()
-        for name in _EXTRAS:
-            if getattr(params, name) != getattr(default, name):
-                body[name] = getattr(params, name)
-        for name in ("presence_penalty", "frequency_penalty"):
-            if getattr(params, name):
-                body[name] = getattr(params, name)
         if params.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
-        return {**body, **self._extra, **self.fields(request)}
+        body = {**body, **self._extra, **self.fields(request)}
+        return {name: value for name, value in body.items() if value is not None}
 
     def fields(self, request: SampleRequest) -> dict[str, Any]:
         """Fields that depend on the request."""
@@ -164,8 +171,13 @@ class EndpointSubject:
             with urllib.request.urlopen(request, timeout=self._seconds) as response:
                 answer = json.loads(response.read())
         except urllib.error.HTTPError as error:
-            reply = error.read().decode("utf-8", "replace").strip()[:300]
-            raise AuditError(f"{self.url}{path} answered with status {error.code}: {reply or error.reason}") from error
+            reply = error.read().decode("utf-8", "replace").strip()
+            named = [name for name in _OUTSIDE_STANDARD if name in (body or {}) and re.search(rf"\b{name}\b", reply)]
+            refused = error.code in _REFUSALS and len(named) == 1  # a reply with several may quote the whole request
+            cure = f"; a request leaves {named[0]} out with --field {named[0]}=null" if refused else ""
+            raise AuditError(
+                f"{self.url}{path} answered with status {error.code}: {reply[:300] or error.reason}{cure}"
+            ) from error
         except TimeoutError as error:
             raise self._slow() from error
         except urllib.error.URLError as error:
@@ -188,24 +200,35 @@ class EndpointSubject:
 
     def _sample(self, choice: dict[str, Any], request: SampleRequest) -> Sample:
         reported = choice.get("logprobs") or {}
-        ids = choice.get("token_ids") or reported.get("token_ids")
-        if ids is None:
-            strings = reported.get("tokens")
-            if not strings:
-                raise AuditError(
-                    f"{self.url} returns neither token ids nor logprobs with their tokens: a string's tokens are "
-                    "ambiguous; switch one of them on in the server"
-                )
-            ids = [self._id(str(text)) for text in strings]
-        tokens = [int(token) for token in ids]
-        ended = choice.get("finish_reason") == "stop" and len(tokens) < request.num_tokens
-        if ended and self._end_token is not None and tokens[-1:] != [self._end_token]:
-            tokens.append(self._end_token)
+        stopped = choice.get("finish_reason") == "stop"
+        lists = (choice.get("token_ids"), reported.get("token_ids"), reported.get("tokens"))
+        ids = next((one for one in lists if one), None)  # an empty one may stand beside one that is filled
+        if ids is None and not (stopped and any(one is not None for one in lists)):
+            raise AuditError(
+                f"{self.url} returns neither token ids nor logprobs with their tokens: a string's tokens are "
+                "ambiguous; switch one of them on in the server"
+            )
+        tokens = [self._id(token) if isinstance(token, str) else int(token) for token in ids or ()]
+        ended = stopped and len(tokens) < request.num_tokens
+        if ended and self._ends and not (tokens and tokens[-1] in self._ends):
+            tokens.append(self._end_of(choice))
         logprobs = None
         values = reported.get("token_logprobs")
         if request.logprobs is not None and values is not None and len(values) == len(tokens):
             logprobs = [{t: float(v)} if v is not None else {} for t, v in zip(tokens, values, strict=True)]
-        return Sample(tokens, None, logprobs)
+        return Sample(tokens, None, logprobs, ended)
+
+    def _end_of(self, choice: dict[str, Any]) -> int:
+        """The end token that the server left out of an output."""
+        reason = choice.get("stop_reason")
+        if isinstance(reason, int) and reason in self._ends:
+            return reason
+        if len(set(self._ends)) > 1:
+            raise AuditError(
+                f"{self.url} leaves out which of the end tokens {', '.join(map(str, self._ends))} ended an output: "
+                "have it return token ids with the end token among them"
+            )
+        return self._ends[0]
 
     def _id(self, text: str) -> int:
         """The token that a server's string stands for."""
@@ -219,9 +242,8 @@ class EndpointSubject:
         if self._ids is None:
             self._ids = {}
             for token in range(len(self._tokenizer)):
-                names = {self._tokenizer.decode([token]), self._tokenizer.convert_ids_to_tokens(token)}
-                for name in names:
-                    self._ids.setdefault(str(name), []).append(token)
+                for name in self._names(token):
+                    self._ids.setdefault(name, []).append(token)
         found = self._ids.get(text, [])
         if len(found) != 1:
             raise AuditError(
@@ -230,6 +252,29 @@ class EndpointSubject:
                 + "; have the server return token ids"
             )
         return found[0]
+
+    def _names(self, token: int) -> set[str]:
+        """The strings that servers have for a token, beside its number."""
+        return {str(self._tokenizer.decode([token])), str(self._tokenizer.convert_ids_to_tokens(token))}
+
+    def reports_end(self, choice: Mapping[str, Any], ends: Sequence[int]) -> bool:
+        """Whether the last logprobs of a choice are those of an end token.
+
+        Args:
+            choice: one of `choices`, with logprobs.
+            ends: the end tokens; told from others by number or, with a tokenizer, by their text.
+        """
+        reported = choice.get("logprobs") or {}
+        names = reported.get("tokens") or ()
+        if not names:
+            return False
+        for ids in (choice.get("token_ids"), reported.get("token_ids")):
+            if ids and len(ids) == len(names):
+                return ids[-1] in ends
+        known = {f"token_id:{token}" for token in ends}
+        if self._tokenizer is not None:
+            known |= {name for token in ends for name in self._names(token)}
+        return str(names[-1]) in known
 
     def close(self) -> None:
         """End the threads."""
@@ -271,24 +316,34 @@ def reported_probs(choice: Mapping[str, Any], top: int, url: str) -> tuple[Float
         AuditError: there are no logprobs, or they are not those of a distribution.
     """
     reported = choice.get("logprobs") or {}
-    tables, tokens, values = reported.get("top_logprobs"), reported.get("tokens"), reported.get("token_logprobs")
-    if not tables or not tokens or values is None or not len(tables) == len(tokens) == len(values):
+    lists = [reported.get(name) for name in ("top_logprobs", "tokens", "token_logprobs")]
+    tables, tokens, values = [one if isinstance(one, list) else [] for one in lists]
+    ended = choice.get("finish_reason") == "stop" and None not in lists  # else there is a token at least
+    if not len(tables) == len(tokens) == len(values) or not (tokens or ended):
         raise AuditError(
             f"{url} returns no logprobs: they are needed for its own distribution; switch them on in the server, "
             "or give --target or --reference"
         )
     probs, cells = np.zeros((len(tokens), top + 1)), np.zeros(len(tokens), dtype=np.int64)
-    for position, (table, token) in enumerate(zip(tables, tokens, strict=True)):
+    for position, (table, token, value) in enumerate(zip(tables, tokens, values, strict=True)):
+        numbers = [value, *table.values()] if isinstance(table, dict) else [None]
+        if not all(isinstance(one, int | float) and not math.isnan(one) for one in numbers):
+            raise AuditError(
+                f"{url} returns logprobs that are no numbers, of the token {token!r}: "
+                f"{json.dumps([value, table])[:200]}"
+            )
         best = sorted(table.items(), key=lambda item: -item[1])[:top]
-        mass = [math.exp(value) for _, value in best]
+        mass = [math.exp(min(value, 1.0)) for _, value in best]
         if sum(mass) > 1.001:
             raise AuditError(
                 f"{url} returns logprobs of total probability {sum(mass):.3f}: they are not those of a distribution"
             )
-        probs[position, : len(mass)] = mass
-        probs[position, top] = max(0.0, 1.0 - sum(mass))
         names = [name for name, _ in best]
-        cells[position] = names.index(token) if token in names else top
+        inside = token in names
+        cells[position] = names.index(token) if inside else top
+        probs[position, : len(mass)] = mass
+        # Logprobs are rounded: what they leave for a token outside of the table may be less than its own.
+        probs[position, top] = max(1.0 - sum(mass), 0.0 if inside else math.exp(min(value, 0.0)))
     return probs / probs.sum(axis=1, keepdims=True), cells
 
 

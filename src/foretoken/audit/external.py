@@ -77,6 +77,7 @@ class ExternalSubject:
                 asdict(asked.params),
                 part if self._seeded else None,
                 asked.logprobs,
+                ends=True,
             )
             try:
                 answer = self._worker.ask(message)
@@ -105,13 +106,16 @@ def _samples(answer: Mapping[str, Any]) -> list[Sample]:
     outputs: Sequence[Sequence[int]] = answer["tokens"]
     rounds = answer.get("round_lengths") or [None] * len(outputs)
     logprobs = answer.get("top_logprobs") or [None] * len(outputs)
+    ends = answer.get("end_tokens") or [None] * len(outputs)
     return [
         Sample(
             [int(token) for token in tokens],
             lengths,
             None if top is None else [{int(k): float(v) for k, v in position.items()} for position in top],
+            end is not None,
+            None if end is None else int(end),
         )
-        for tokens, lengths, top in zip(outputs, rounds, logprobs, strict=True)
+        for tokens, lengths, top, end in zip(outputs, rounds, logprobs, ends, strict=True)
     ]
 
 

@@ -19,6 +19,10 @@ from foretoken.sampling.params import SamplingParams
 
 GREEDY_TOKENS = 24
 NOISE_FACTOR = 8.0
+OPEN, LEAST_OPEN = 0.9, 4
+"""Noise is measured on tokens less probable than this, where there are so many: at most others no noise decides, and
+their log-probabilities hardly move with their logits."""
+
 LEAST_NOISE = 2e-5
 MOST_NOISE = 0.25
 
@@ -38,7 +42,7 @@ class Greedy:
         self.noise = 0.0
 
     def add(self, gaps: Sequence[float], noise: float) -> None:
-        """Count tokens: each one's distance from the best logit, and the noise that is known of so far."""
+        """Count tokens: each one's distance from the best logit, and the noise that was measured on them."""
         self.gaps.extend(gaps)
         self.noise = max(self.noise, noise)
 
@@ -98,12 +102,13 @@ def greedy_model(
     params: SamplingParams,
     num_tokens: int,
     ends: Sequence[int],
-) -> None:
-    """Test greedy decoding of a real model."""
+) -> float:
+    """Test greedy decoding of a real model; returns the noise that was measured, in logits."""
     greedy = Greedy(reference.name)
     run.ledger.add([greedy])
     chosen = [tuple(prompt) for prompt in prompts[:6]]
     _gather(run, subject, greedy, reference, chosen, replace(params, temperature=0.0), num_tokens, ends)
+    return greedy.noise
 
 
 def _gather(
@@ -117,6 +122,7 @@ def _gather(
     ends: Sequence[int] = (),
 ) -> None:
     params = replace(params, top_k=0, top_p=1.0, min_p=0.0)
+    gaps, differences = list[float](), Differences()
     for prompt in prompts:
         request = SampleRequest(prompt, 1, num_tokens, params, logprobs=0)
         (sample,) = run.ask(subject, request, reference.vocab_size, ends)
@@ -124,27 +130,53 @@ def _gather(
             continue
         raw = reference.scores(prompt, [sample.tokens])[0]
         scores = shape(raw, params, contexts(prompt, sample.tokens))
-        gaps = scores.max(axis=1) - scores[np.arange(len(sample.tokens)), sample.tokens]
-        greedy.add(gaps.tolist(), measured_noise(reference, prompt, sample, raw))
+        gaps += (scores.max(axis=1) - scores[np.arange(len(sample.tokens)), sample.tokens]).tolist()
+        differences.add(reference, prompt, sample, raw)
+    if gaps:
+        greedy.add(gaps, differences.noise)
 
 
 def measured_noise(reference: ReferenceModel, prompt: Sequence[int], sample: Sample, scores: Floats) -> float:
-    """How much a subject's logits may differ from the reference's.
+    """The `Differences.noise` of a single output."""
+    differences = Differences()
+    differences.add(reference, prompt, sample, scores)
+    return differences.noise
+
+
+class Differences:
+    """How much a subject's logits differ from the reference's, over all of its outputs.
 
     From the subject's own log-probabilities where it reports them (their median difference from the reference's, which
     faults in some places do not move), else from what the reference itself loses in float32; times a safety factor, and
-    within limits.
+    within limits. The log-probability of a token of probability p moves by about 1 - p of what its logit does.
     """
-    differences = []
-    if sample.top_logprobs is not None:
-        logs = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
-        for position, (token, reported) in enumerate(zip(sample.tokens, sample.top_logprobs, strict=False)):
-            if token in reported and np.isfinite(reported[token]):
-                differences.append(abs(reported[token] - float(logs[position, token])))
-    if not differences:
-        with torch.inference_mode():
-            ids = torch.tensor([[*prompt, *sample.tokens[:-1]]], device=reference.module.device)
-            again = reference.module(ids, use_cache=False).logits[0, len(prompt) - 1 :, : reference.vocab_size]
-            rounded = again.float().double().cpu().numpy()
-        differences.extend(np.abs(rounded - scores).max(axis=1).tolist())
-    return float(min(max(NOISE_FACTOR * float(np.median(differences)), LEAST_NOISE), MOST_NOISE))
+
+    def __init__(self) -> None:
+        self._reported: list[float] = []
+        self._open: list[float] = []
+        self._lost: list[float] = []
+
+    def add(self, reference: ReferenceModel, prompt: Sequence[int], sample: Sample, scores: Floats) -> None:
+        """Take up an output that is not empty: the reference's logits of it are `scores`, ``[T, V]``."""
+        seen = len(self._reported)
+        if sample.top_logprobs is not None:
+            logs = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+            for position, (token, reported) in enumerate(zip(sample.tokens, sample.top_logprobs, strict=False)):
+                if token in reported and np.isfinite(reported[token]):
+                    difference, p = abs(reported[token] - float(logs[position, token])), math.exp(logs[position, token])
+                    self._reported.append(difference)
+                    if p < OPEN:
+                        self._open.append(difference / min(1.0, 2 * (1 - p)))
+        if len(self._reported) == seen:
+            with torch.inference_mode():
+                ids = torch.tensor([[*prompt, *sample.tokens[:-1]]], device=reference.module.device)
+                again = reference.module(ids, use_cache=False).logits[0, len(prompt) - 1 :, : reference.vocab_size]
+                rounded = again.float().double().cpu().numpy()
+            self._lost.extend(np.abs(rounded - scores).max(axis=1).tolist())
+
+    @property
+    def noise(self) -> float:
+        """In logits."""
+        told = self._open if len(self._open) >= LEAST_OPEN else self._reported
+        typical = float(np.median(told or self._lost))
+        return min(max(NOISE_FACTOR * typical, LEAST_NOISE), MOST_NOISE)

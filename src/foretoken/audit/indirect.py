@@ -14,10 +14,13 @@ from foretoken.audit.pair import views
 from foretoken.audit.report import Report
 from foretoken.audit.sequential import AuditPlan, Ledger, Watcher
 from foretoken.audit.session import SECONDS_PER_BATCH, Run
-from foretoken.audit.subjects import SampleRequest, Subject
+from foretoken.audit.subjects import Sample, SampleRequest, Subject
 from foretoken.audit.tokens import Tokens
 from foretoken.audit.worlds import describe
 from foretoken.sampling.params import SamplingParams
+
+END = -1
+"""Stands for the end of a sample, whichever end token it was."""
 
 
 def audit_pair(
@@ -41,7 +44,7 @@ def audit_pair(
         plan: error level, wanted power (of telling first tokens apart), budget.
         watch: called as the audit goes on.
         num_tokens: tokens of each sample.
-        ends: the tokens that end a sample.
+        ends: tokens that end a sample, as far as they are known: an end that a system tells without its token will do.
 
     Raises:
         AuditError: see `audit_worlds`.
@@ -62,8 +65,10 @@ def audit_pair(
         began = time.monotonic()
         for number, prompt in enumerate(prompts):
             request = SampleRequest(tuple(prompt), count, num_tokens, params)
-            mine = [sample.tokens for sample in run.ask(subject, request, None, ends)]
-            other = [sample.tokens for sample in run.ask(reference, request, None, ends)]
+            mine, other = (
+                [_with_end(sample, num_tokens, ends) for sample in run.ask(one, request, None, ends, told=True)]
+                for one in (subject, reference)
+            )
             pairs = min(len(mine), len(other))  # either may be cut short by the clock
             for look in looks:
                 look.add(number, mine[:pairs], other[:pairs])
@@ -82,6 +87,14 @@ def audit_pair(
     return run.report(f"the distribution of {reference.name} at {describe(params)}", enough)
 
 
+def _with_end(sample: Sample, num_tokens: int, ends: Sequence[int]) -> list[int]:
+    """The tokens, with an early end as `END`: one system may return the end token, and the other leave it out."""
+    tokens = sample.tokens
+    if tokens and (tokens[-1] in ends or tokens[-1] == sample.end_token):
+        return [*tokens[:-1], END]
+    return tokens if len(tokens) == num_tokens else [*tokens, END]
+
+
 def audit_own_logprobs(
     subject: EndpointSubject,
     prompts: Sequence[Sequence[int]],
@@ -91,10 +104,12 @@ def audit_own_logprobs(
     *,
     num_tokens: int = 32,
     top: int = 5,
+    ends: Sequence[int] = (),
 ) -> Report:
     """Audit a server by the log-probabilities that it reports itself.
 
-    A server that reports another distribution than its target's, and samples from that, passes.
+    A server that reports another distribution than its target's, and samples from that, passes. An output that ends
+    early has to end with an end token that the server reports: an end is sampled, too.
 
     Args:
         subject: the server.
@@ -105,9 +120,11 @@ def audit_own_logprobs(
         watch: called as the audit goes on.
         num_tokens: tokens of each sample.
         top: log-probabilities requested at each position.
+        ends: the tokens that end a sample.
 
     Raises:
-        AuditError: see `audit_worlds`; also parameters that shape the distribution.
+        AuditError: see `audit_worlds`; also parameters that shape the distribution, and an output that ends early
+            without one of `ends` among its logprobs.
     """
     plan = plan or AuditPlan()
     if not prompts:
@@ -132,6 +149,14 @@ def audit_own_logprobs(
         seed = int(np.random.SeedSequence([plan.seed, turn]).generate_state(1)[0]) >> 1
         for choice in subject.choices(SampleRequest(prompt, count, num_tokens, params, seed, logprobs=top)):
             probs, cells = reported_probs(choice, top, subject.url)
+            cut = choice.get("finish_reason") == "length"  # at a limit of the server's, whatever was sampled
+            if len(cells) < num_tokens and not cut and not subject.reports_end(choice, ends):
+                raise AuditError(
+                    f"{subject.url} ended an output after {len(cells)} of {num_tokens} tokens without an end token "
+                    "among its logprobs: an end is sampled too, and outputs without theirs are no fair sample; have "
+                    "the server report the end token, give --target or --reference, or give other prompts or a smaller "
+                    "--num-tokens, so that no output ends early"
+                )
             tokens.add(probs, cells)
             run.samples += 1
             run.tokens += len(cells)

@@ -58,7 +58,8 @@ def probabilities(scores: Floats, params: SamplingParams, slack: float = 0.0) ->
     Args:
         scores: from `shape`.
         params: the claim.
-        slack: loosen every limit by this much: the distributions then also hold tokens that rounding might let in.
+        slack: loosen every limit by what this does to a score over the temperature (top-p by up to 0.02 more): the
+            distributions then also hold tokens that rounding might let in.
     """
     scores = scores - scores.max(axis=1, keepdims=True)
     if params.greedy:
@@ -75,13 +76,19 @@ def probabilities(scores: Floats, params: SamplingParams, slack: float = 0.0) ->
         order = np.argsort(-probs, axis=1, kind="stable")
         ordered = np.take_along_axis(probs, order, axis=1)
         before = (ordered.cumsum(axis=1) - ordered) / ordered.sum(axis=1, keepdims=True)
-        inside = before < params.top_p + slack
+        limit = max(_moved(params.top_p, slack), params.top_p + min(slack, 0.02)) if slack else params.top_p
+        inside = before < limit
         inside[:, 0] = True
         np.put_along_axis(keep, order, inside & np.take_along_axis(keep, order, axis=1), axis=1)
         probs = np.where(keep, probs, 0.0)
     if params.min_p > 0.0:
-        probs = np.where(probs >= params.min_p * (1 - slack) * probs.max(axis=1, keepdims=True), probs, 0.0)
+        probs = np.where(probs >= params.min_p * np.exp(-slack) * probs.max(axis=1, keepdims=True), probs, 0.0)
     return probs / probs.sum(axis=1, keepdims=True)
+
+
+def _moved(p: float, slack: float) -> float:
+    """A probability whose odds were multiplied by ``exp(slack)``."""
+    return p / (p + (1 - p) * float(np.exp(-slack)))
 
 
 def kept_mass(scores: Floats, params: SamplingParams, probs: Floats) -> Floats:

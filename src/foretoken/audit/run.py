@@ -46,7 +46,7 @@ USUAL_K = 4
 """Draft tokens of a round that known faults are written down with where nobody tells."""
 
 SLACK = 0.02
-"""How much filters are loosened before a token counts as impossible, in logits and in probability."""
+"""How much filters are loosened at least before a token counts as impossible, in logits over the temperature."""
 
 MODEL_BATCH = 8
 """Samples of a real model at once, to begin with."""
@@ -154,10 +154,12 @@ def audit_model(
     known = drafter_reference is not None
     ledger = Ledger(plan, planned=7 + Shared.planned(known))
     run = Run(ledger, watch, 1, 0 if params.greedy else wanted_tokens(ledger) // num_tokens + 1)
+    run.named_ends = True
     run.begin(scope, 0)
     run.meet(subject)
+    noise = 0.0
     if greedy or params.greedy:
-        greedy_model(run, subject, reference, prompts, params, num_tokens, ends)
+        noise = greedy_model(run, subject, reference, prompts, params, num_tokens, ends)
     enough = True
     if not params.greedy and not ledger.failed:
         tokens = Tokens(scope, plan.seed, known, num_speculative_tokens + 1, ends)
@@ -175,6 +177,7 @@ def audit_model(
             num_tokens=num_tokens,
             wants_rounds=num_speculative_tokens > 0,
             ends=ends,
+            slack=max(SLACK, noise / params.temperature),
         )
     return run.report(f"the distribution of {reference.name} at {describe(params)}", enough and not ledger.out_of_time)
 
@@ -307,6 +310,7 @@ def _add_tokens(
     prompt: Sequence[int],
     samples: Sequence[Sample],
     params: SamplingParams,
+    slack: float = SLACK,
 ) -> None:
     outputs = [sample.tokens for sample in samples]
     scores = reference.scores(prompt, outputs)
@@ -326,7 +330,7 @@ def _add_tokens(
             drafter_probs = probabilities(drafter_shaped, params)
             drafter_mass = kept_mass(drafter_shaped, params, drafter_probs)
             drafter_probs = _fit(drafter_probs, shaped.shape[1])
-        tokens.add(probs, np.array(sample.tokens), drafter_probs, sample.rounds, probabilities(shaped, params, SLACK))
+        tokens.add(probs, np.array(sample.tokens), drafter_probs, sample.rounds, probabilities(shaped, params, slack))
         before = np.concatenate([probs[:1], probs[:-1]])
         gathered.append(Nodes(probs, probs if drafter_probs is None else drafter_probs, before, mass, drafter_mass))
         waiting.append(np.array(sample.tokens))
@@ -359,6 +363,7 @@ def _sample_model(
     num_tokens: int,
     wants_rounds: bool,
     ends: Sequence[int],
+    slack: float,
 ) -> bool:
     ledger, plan = run.ledger, run.ledger.plan
     need = wanted_tokens(ledger)
@@ -371,7 +376,7 @@ def _sample_model(
         turn += 1
         request = SampleRequest(prompt, count, num_tokens, params, rounds=wants_rounds)
         samples = run.ask(subject, request, reference.vocab_size, ends)
-        _add_tokens(tokens, shared, run.calls, reference, drafter_reference, prompt, samples, params)
+        _add_tokens(tokens, shared, run.calls, reference, drafter_reference, prompt, samples, params, slack)
         done += len(samples)
         seen = int(tokens.likely.counts.sum())
         if turn == 2 and seen > before:

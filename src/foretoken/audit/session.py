@@ -48,6 +48,8 @@ class Run:
         self.until = ledger.plan.max_seconds
         """Seconds of the audit after which `ask` gives back what it has."""
         self.speculation: Speculation | None = Speculation()
+        self.named_ends = False
+        """The subject's own word that the last token of a sample is an end token will do."""
         self.samples = 0
         self.tokens = 0
         self.subject = ""
@@ -120,24 +122,28 @@ class Run:
         return max(0.0, min(left, plan.max_seconds - seconds))
 
     def ask(
-        self, subject: Subject, request: SampleRequest, vocab_size: int | None, ends: Sequence[int] = ()
+        self,
+        subject: Subject,
+        request: SampleRequest,
+        vocab_size: int | None,
+        ends: Sequence[int] = (),
+        told: bool = False,
     ) -> list[Sample]:
         """Samples of a request: as many as it says, or fewer, but at least one, if the time is up before.
 
         They are asked for in pieces of about `PIECE_SECONDS`, each with a seed of its own unless the request's is
-        exact.
+        exact. For `ends` and `told` see `subjects.check`.
         """
         samples: list[Sample] = []
         self.calls = []
         while len(samples) < request.count and (not samples or self.ledger.seconds < self.until):
             size = int(self._tokens_per_second * PIECE_SECONDS / request.num_tokens) or FIRST_PIECE
-            samples.extend(
-                self._piece(subject, replace(request, count=min(size, request.count - len(samples))), vocab_size, ends)
-            )
+            piece = replace(request, count=min(size, request.count - len(samples)))
+            samples.extend(self._piece(subject, piece, vocab_size, ends, told))
         return samples
 
     def _piece(
-        self, subject: Subject, request: SampleRequest, vocab_size: int | None, ends: Sequence[int]
+        self, subject: Subject, request: SampleRequest, vocab_size: int | None, ends: Sequence[int], told: bool
     ) -> list[Sample]:
         self._requests += 1
         if not request.exact_seed:
@@ -145,7 +151,7 @@ class Run:
         self.calls.append(request)
         began, before = time.monotonic(), subject.speculation
         samples = subject.sample(request)
-        check(samples, request, vocab_size, ends)
+        check(samples, request, vocab_size, ends, told, self.named_ends)
         tokens = sum(len(sample.tokens) for sample in samples)
         if not request.rounds:  # with rounds, samples are generated one by one, which is slower
             self._tokens_per_second = tokens / max(time.monotonic() - began, 1e-6)

@@ -22,11 +22,15 @@ class Sample:
         rounds: how many tokens each round of speculation added, if the subject reports it.
         top_logprobs: for each token, the subject's own log-probabilities of the most probable tokens and of itself, if
             it reports them.
+        ended: the subject says that an end token ended it, which may be missing in `tokens`.
+        end_token: the last of `tokens`, if the subject says that this is an end token.
     """
 
     tokens: list[int]
     rounds: list[int] | None = None
     top_logprobs: list[dict[int, float]] | None = None
+    ended: bool = False
+    end_token: int | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,14 @@ class Subject(Protocol):
         """Give back what the subject holds."""
 
 
-def check(samples: Sequence[Sample], request: SampleRequest, vocab_size: int | None, ends: Sequence[int] = ()) -> None:
+def check(
+    samples: Sequence[Sample],
+    request: SampleRequest,
+    vocab_size: int | None,
+    ends: Sequence[int] = (),
+    told: bool = False,
+    named: bool = False,
+) -> None:
     """Check that samples fit their request.
 
     Args:
@@ -124,6 +135,8 @@ def check(samples: Sequence[Sample], request: SampleRequest, vocab_size: int | N
         request: to it.
         vocab_size: token ids are below it; None where that is not known.
         ends: tokens that may end a sample early.
+        told: the subject's own word that a sample ended will do (`Sample.ended`).
+        named: its word that the last token is an end token will do (`Sample.end_token`).
 
     Raises:
         AuditError: names the first thing that is wrong.
@@ -139,7 +152,8 @@ def check(samples: Sequence[Sample], request: SampleRequest, vocab_size: int | N
                 )
         if len(tokens) > request.num_tokens:
             raise AuditError(f"sample {number} has {len(tokens)} tokens where {request.num_tokens} were asked for")
-        if len(tokens) < request.num_tokens and not (tokens and tokens[-1] in ends):
+        known = {*ends, sample.end_token} if named else ends
+        if len(tokens) < request.num_tokens and not (tokens and tokens[-1] in known) and not (told and sample.ended):
             raise AuditError(
                 f"sample {number} has {len(tokens)} tokens where {request.num_tokens} were asked for, and the last is "
                 "no end token: the subject must return all tokens that it sampled, the end token included"

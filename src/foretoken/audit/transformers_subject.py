@@ -128,9 +128,8 @@ def transformers_options(params: SamplingParams, name: str = "transformers gener
     options: dict[str, Any] = {"repetition_penalty": params.repetition_penalty}
     if params.greedy:
         return {"do_sample": False, **options}
-    options.update(do_sample=True, temperature=params.temperature, top_k=params.top_k or 0, top_p=params.top_p)
-    if params.min_p:
-        options["min_p"] = params.min_p
+    options.update(do_sample=True, temperature=params.temperature, top_k=params.top_k or 0)
+    options.update(top_p=params.top_p, min_p=params.min_p)
     return options
 
 

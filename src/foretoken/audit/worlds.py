@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,15 @@ MARGIN = 3e-4
 """Filters decide at least this clearly in a world, where a seed can be found."""
 
 SHAPED = SamplingParams(temperature=0.7, top_k=6, top_p=0.9)
+LEAST_MARGIN = 1e-6
+"""Filters that decide less clearly than this are no claim to audit."""
+
 ATTEMPTS = 12
 """Seeds tried for a world in which the filters decide clearly."""
 
 _FILE = "world.json"
+_MARK = " · "
+"""Between the kind of a world and its claim, in its name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,17 +183,13 @@ def make_worlds(
             margin = min(enumerate_probs(reference, prompt, depth, params)[1] for prompt in prompts)
             if best is None or margin > best[0]:
                 path = directory / f"{kind}-{attempt}"
-                world = World(f"{kind} · {describe(params)}", path, params, prompts, depth, num_speculative_tokens)
+                world = World(_named(kind, params), path, params, prompts, depth, num_speculative_tokens)
                 world.__dict__.update(target=target, drafter=drafter, target_reference=reference)
                 best = (margin, world)
             if margin >= MARGIN:
                 break
         assert best is not None
-        if best[0] < 1e-6:
-            raise AuditError(
-                f"claim {describe(params)}: its filters part tokens that are equal to 1e-6 in every world tried; "
-                "change top_k, top_p or min_p a little"
-            )
+        _check_margin(best[0], params, "every world tried")
         _save_pair(best[1])
         worlds.append(best[1])
     return worlds
@@ -245,6 +246,30 @@ def load_world(path: str | Path) -> World:
         raise AuditError(
             f"{str(path)!r} holds no world ({error}): make one with 'foretoken audit make-world {path}'"
         ) from error
+
+
+def claimed(world: World, params: SamplingParams) -> World:
+    """The same models and prompts under another claim.
+
+    Raises:
+        AuditError: its filters part tokens that are equal but for rounding.
+    """
+    reference, depth = world.target_reference, world.depth
+    margin = min(enumerate_probs(reference, prompt, depth, params)[1] for prompt in world.prompts)
+    _check_margin(margin, params, "this world")
+    return replace(world, name=_named(world.name.partition(_MARK)[0], params), params=params)
+
+
+def _named(kind: str, params: SamplingParams) -> str:
+    return f"{kind}{_MARK}{describe(params)}"
+
+
+def _check_margin(margin: float, params: SamplingParams, where: str) -> None:
+    if margin < LEAST_MARGIN:
+        raise AuditError(
+            f"claim {describe(params)}: its filters part tokens that are equal to {LEAST_MARGIN:g} in {where}; "
+            "change top_k, top_p or min_p a little"
+        )
 
 
 def describe(params: SamplingParams) -> str:

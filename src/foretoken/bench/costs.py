@@ -20,9 +20,11 @@ def bandwidth_share(runs: Sequence[Record], settings: Mapping[str, Any], bandwid
     than 1. None if an engine does not report its passes; one that does not report its drafts counts as always drafting
     k tokens.
     """
-    target, drafter = settings.get("target"), settings.get("drafter")
+    target, drafter = settings.get("target") or {}, settings.get("drafter") or {}
     reporting = [run for run in runs if run.get("rounds", 0) > 1]
-    if bandwidth is None or not reporting or not target:
+    if drafter and not _is_sized(drafter) and any(run["mode"] == "draft-model" for run in reporting):
+        return None
+    if bandwidth is None or not reporting or not _is_sized(target):
         return None
     size = _BYTES[settings["dtype"]]
     quantized = [width for name, width in _ROUNDED.items() if f"quantize={name}" in reporting[0]["family"]]
@@ -42,10 +44,15 @@ def bandwidth_share(runs: Sequence[Record], settings: Mapping[str, Any], bandwid
 
 def limit_rate(settings: Mapping[str, Any], bandwidth: float | None) -> float | None:
     """Tokens a second that plain decoding of one sequence can't exceed, if its weights come from memory."""
-    target = settings.get("target")
-    if bandwidth is None or not target:
+    target = settings.get("target") or {}
+    if bandwidth is None or not _is_sized(target):
         return None
     return float(bandwidth / (target["read_parameters"] * _BYTES[settings["dtype"]]))
+
+
+def _is_sized(model: Mapping[str, Any]) -> bool:
+    """Whether the sizes of a model are known."""
+    return "read_parameters" in model
 
 
 def parts(runs: Sequence[Record]) -> dict[str, float]:

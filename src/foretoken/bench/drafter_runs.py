@@ -17,8 +17,10 @@ from typing import Any, Literal
 import torch
 
 from foretoken import drafters, workloads
+from foretoken.bench.errors import BenchError
 from foretoken.bench.records import Record, Store, key
 from foretoken.bench.turns import order
+from foretoken.drafters.sharing import forget_requests
 from foretoken.engine.engine import Engine
 from foretoken.engine.outputs import PARTS
 from foretoken.errors import ForetokenError, ParameterError
@@ -77,7 +79,9 @@ class DrafterPlan:
     def settings(self) -> Record:
         """What all results of one file share."""
         names = ("target", "drafter", "copy_edit_target", "dtype", "max_new_tokens", "threads")
-        return {name: value if isinstance(value := getattr(self, name), int) else str(value) for name in names}
+        values = {name: getattr(self, name) for name in names}
+        values = {name: value.resolve() if isinstance(value, Path) else value for name, value in values.items()}
+        return {name: value if isinstance(value, (int, Path)) else str(value) for name, value in values.items()}
 
 
 def default_drafters(model: bool = True) -> list[str]:
@@ -203,7 +207,12 @@ class Block:
         return [PLAIN, *(word for word in found if word != PLAIN)] if found else []
 
     def measure(self, engines: Mapping[str, Engine], max_new_tokens: int) -> dict[str, Record]:
-        """Let the engines take turns, prompt by prompt."""
+        """Let the engines take turns, prompt by prompt.
+
+        Drafters that copy from other requests copy from the block's earlier prompts, and from nothing before it.
+        """
+        for engine in engines.values():
+            forget_requests(engine.drafter)
         params = SamplingParams(temperature=self.temperature, max_new_tokens=max_new_tokens)
         outputs: dict[str, list[Record]] = {word: [] for word in engines}
         for number, prompt in enumerate(self.prompts):
@@ -267,7 +276,8 @@ def measure_drafters(
         leave_out: called with a drafter that can't be run, and why.
 
     Raises:
-        ForetokenError: a model or a file can't be used, or the results can't be written.
+        ForetokenError: a model or a file can't be used, the results can't be written, or the store's are of other
+            prompts.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
@@ -293,7 +303,9 @@ def _measure(
     if not planned:
         return
     session = len(store.of("machine"))
-    store.add({"kind": "machine", **machine.describe(), "time": int(time.time())})
+    about = {name: workloads.fingerprint(chosen) for name, chosen in prompts.items()}
+    _check_prompts(about, store)
+    store.add({"kind": "machine", **machine.describe(), "prompts": about, "time": int(time.time())})
     for made, (block, missing) in enumerate(planned):
         progress(made, len(planned), f"{block.workload}, temperature {block.temperature:g}")
         found = engines.of(block.workload, missing, block.prompts[0])
@@ -301,3 +313,14 @@ def _measure(
             for word, measured in block.measure(found, plan.max_new_tokens).items():
                 store.add(block.record(word, session, measured))
     progress(len(planned), len(planned), "done")
+
+
+def _check_prompts(about: Mapping[str, str], store: Store) -> None:
+    """Check that each workload's prompts, by their fingerprints, are those of the results so far."""
+    for record in store.of("machine"):
+        for name, before in record.get("prompts", {}).items():
+            if about.get(name, before) != before:
+                raise BenchError(
+                    f"the results of workload {name} are of other prompts: name another file, or the same limit and "
+                    "questions to go on"
+                )

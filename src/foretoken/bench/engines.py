@@ -59,12 +59,17 @@ class EngineConfig:
         """Engines with the same one share a process."""
         return self.family if self.kind.shares else self.label
 
-    def check(self, batch: int) -> None:
-        """Check that it can decode so many prompts at once.
+    def check(self, batch: int, device: str = "cpu") -> None:
+        """Check that it can decode so many prompts at once on a device.
 
         Raises:
             Unsupported: it can't.
         """
+        if self.kind.cpu_only and device != "cpu":
+            raise Unsupported(
+                f"{self.kind.name} runs on the processor alone, not on {device}: measure it with --device cpu, in a "
+                "file of its own"
+            )
         if batch > 1 and not self.kind.any_drafter and self.mode not in self.kind.batched:
             what = "several prompts" if not self.kind.batched else f"several prompts in mode {self.mode}"
             raise Unsupported(f"{self.kind.name} does not decode {what} at once")

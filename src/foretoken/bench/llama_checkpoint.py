@@ -65,9 +65,7 @@ class Checkpoint:
 
 
 def save_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Write safetensors files of a few GB each, with their index where there is more than one."""
-    for old in folder.glob("model*.safetensors*"):
-        old.unlink()
+    """Write safetensors files of a few GB each, with their index where there is more than one, into a new folder."""
     shards: list[dict[str, Tensor]] = []
     names: list[list[str]] = []
     total = size = 0

@@ -11,6 +11,7 @@ from foretoken import workloads
 from foretoken.bench.engines import EngineConfig
 from foretoken.bench.records import Record
 from foretoken.cache_folder import cache_folder
+from foretoken.errors import ParameterError
 from foretoken.models import gguf, machine
 from foretoken.workloads import Prompt
 
@@ -52,7 +53,13 @@ class BenchPlan:
     seed: int = 0
 
     def settings(self) -> dict[str, Any]:
-        """What all results of one file share."""
+        """What all results of one file share.
+
+        Of a model that is no Llama-like decoder the sizes are left out, and with them what is derived from these.
+
+        Raises:
+            ParameterError: a checkpoint's config.json can't be read.
+        """
         from foretoken.bench.shape import Shape
 
         def described(folder: Path | None) -> Any:
@@ -68,9 +75,15 @@ class BenchPlan:
                     "read_parameters": model.weight_bytes // size,
                     "cached_per_token": model.cell_bytes // size,
                 }
-            shape = Shape.of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+            name = "/".join(folder.parts[-2:])
+            try:
+                shape = Shape.of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+            except (OSError, ValueError) as error:
+                raise ParameterError(f"{str(folder)!r} has no config.json that can be read: {error}") from error
+            except KeyError:  # another kind of decoder, whose weights these sizes would not tell
+                return {"name": name}
             return {
-                "name": "/".join(folder.parts[-2:]),
+                "name": name,
                 "parameters": shape.parameters,
                 "read_parameters": shape.read_parameters,
                 "cached_per_token": 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim,

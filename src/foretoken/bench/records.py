@@ -11,6 +11,8 @@ from foretoken.bench.errors import BenchError
 
 Record = dict[str, Any]
 KINDS = ("settings", "machine", "bandwidth", "run", "skipped", "acceptance")
+_BEGINNING = '{"kind": "settings"'
+"""Of a file of results."""
 _KEY = ("engine", "batch", "temperature", "repeat", "items")
 
 
@@ -19,7 +21,7 @@ class Store:
 
     Args:
         file: JSON lines; read if it is there, appended to from then on. None keeps all in memory.
-        settings: what all records of a file have in common.
+        settings: what all records of a file have in common; a path is kept as text, and is to be resolved.
 
     Attributes:
         records: all of them, the old ones first.
@@ -31,7 +33,7 @@ class Store:
     def __init__(self, file: Path | None, settings: Mapping[str, Any]) -> None:
         self._file = file
         self.records: list[Record] = []
-        if file is not None and file.exists():
+        if file is not None and (file.is_file() or file.is_dir()):  # a pipe or device has no results of earlier runs
             self.records = read(file)
         old = next((record for record in self.records if record["kind"] == "settings"), None)
         if old is None:
@@ -39,13 +41,16 @@ class Store:
                 raise BenchError(f"{str(file)!r} holds results without their settings: name another file")
             if file is not None:
                 file.write_text("", encoding="utf-8")
-            self.add({"kind": "settings", **settings})
+            self.add({"kind": "settings", **{name: _plain(value) for name, value in settings.items()}})
             return
         assert file is not None
         for name, value in settings.items():
-            if old.get(name) != json.loads(json.dumps(value)):
+            before, now = old.get(name), _plain(value)
+            if isinstance(value, Path) and isinstance(before, str):  # files of earlier releases have it as it was given
+                before = str(Path(before).resolve())
+            if before != json.loads(json.dumps(now)):
                 raise BenchError(
-                    f"{str(file)!r} holds results with {name} {old.get(name)!r}, and now it is {value!r}: name another "
+                    f"{str(file)!r} holds results with {name} {before!r}, and now it is {now!r}: name another "
                     "file, or the same settings to go on, or delete it"
                 )
         # A line that was being written when the run was interrupted would spoil the next one.
@@ -86,6 +91,10 @@ class Store:
         return {key(record) for record in self.of("run")}
 
 
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """What makes a run the same as another.
 
@@ -111,12 +120,13 @@ def read(file: Path) -> list[Record]:
         lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BenchError(f"{str(file)!r} can't be read: {error}") from error
-    records = []
+    records: list[Record] = []
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            if number == len(lines):
+            cut_short = records or line.startswith(_BEGINNING) or _BEGINNING.startswith(line.rstrip())
+            if number == len(lines) and cut_short:
                 break
             raise BenchError(f"line {number} of {str(file)!r} is no JSON: name a file of results") from error
         if not isinstance(record, dict) or record.get("kind") not in KINDS:

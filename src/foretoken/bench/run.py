@@ -31,7 +31,7 @@ def measure(plan: BenchPlan, store: Store, progress: Progress = lambda *_: None)
     An engine that can't run a case, or fails, is left out from then on; the store has its error.
 
     Raises:
-        BenchError: the results can't be written.
+        BenchError: the results can't be written, or the store's are of another processor, GPU or version.
     """
     with ExitStack() as stack:
         _Measurement(plan, store, progress, stack).run()
@@ -54,7 +54,9 @@ class _Measurement:
         ]
         if not todo:
             return
-        self._store.add({"kind": "machine", **machine.describe(plan.device), "time": int(time.time())})
+        here = machine.describe(plan.device)
+        self._check_machine(here)
+        self._store.add({"kind": "machine", **here, "time": int(time.time())})
         last = None
         for made, (case, engine) in enumerate(todo):
             if case is not last:  # neighbours on a shared machine come and go
@@ -65,12 +67,26 @@ class _Measurement:
             self._run_one(case, engine)
         self._progress(len(todo), len(todo), "done")
 
+    def _check_machine(self, here: dict[str, Any]) -> None:
+        """Ratios are formed between all engines of a file, whenever each was measured."""
+        before = next((one for one in self._store.of("machine") if "cpu" in one), here)
+        for name, was, now in (
+            ("processor", before["cpu"], here["cpu"]),
+            ("GPU", before.get("gpu", {}).get("name"), here.get("gpu", {}).get("name")),
+            ("Foretoken", before["versions"]["foretoken"], here["versions"]["foretoken"]),
+        ):
+            if was != now:
+                raise BenchError(
+                    f"the results were measured with {name} {was!r}, and now it is {now!r}: name another file, for "
+                    "ratios compare what was measured alike"
+                )
+
     def _run_one(self, case: Case, engine: EngineConfig) -> None:
         kind = (engine.label, len(case.prompts), case.temperature)
         if kind in self._out:
             return
         try:
-            engine.check(len(case.prompts))
+            engine.check(len(case.prompts), self._plan.device)
             worker = self._worker(engine)
             if kind not in self._warm:
                 worker.ask(self._request(case, engine, min(WARM_UP_TOKENS, self._plan.max_new_tokens)))
@@ -131,6 +147,8 @@ class _Measurement:
             options=dict(engine.options),
             cache=str(plan.cache),
         )
+        together = {one.label for one in plan.engines if one.process == engine.process}
+        self._warm = {kind for kind in self._warm if kind[0] not in together}  # the process before may have died
         worker = start(engine.kind, python_of(engine.kind, plan.peers), launch)
         self._store.add({"kind": "machine", "engine": engine.process, "versions": worker.versions})
         return worker

@@ -8,8 +8,12 @@ from itertools import takewhile
 from statistics import median
 from typing import Any
 
+from foretoken.bench.errors import BenchError
 from foretoken.bench.records import Record, key
 from foretoken.bench.turns import Spread
+
+_FIELDS = ("family", "mode", "k", "category", "generated", "first_seconds")
+"""What every run has, besides what `key` reads and its seconds."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class BenchResults:
     def __init__(self, records: Sequence[Record], reference: str | None = None) -> None:
         for one in records:
             if one["kind"] == "run":
-                key(one)  # raises where it is damaged
+                _check(one)
         self.settings: Record = next((one for one in records if one["kind"] == "settings"), {})
         self.machines = [one for one in records if one["kind"] == "machine"]
         last = {
@@ -222,6 +226,20 @@ class BenchResults:
             if words:
                 lines.append(f"batch {batch}, {what}: {best.engine} is {', '.join(words)}")
         return lines
+
+
+def _check(run: Record) -> None:
+    """Check that it is a run of this benchmark.
+
+    Raises:
+        BenchError: it is damaged, or of another command, which keeps its results in the same form.
+    """
+    key(run)
+    if not isinstance(run.get("seconds"), int | float) or any(name not in run for name in _FIELDS):
+        raise BenchError(
+            "the results are damaged, or not of 'foretoken bench run': name a file that it wrote; 'foretoken bench "
+            "drafters' and 'foretoken tune' show theirs when they are called again"
+        )
 
 
 def _case(run: Record) -> tuple[Any, ...]:

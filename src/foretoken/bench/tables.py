@@ -96,7 +96,8 @@ def facts(results: BenchResults) -> list[tuple[str, str]]:
     target, drafter = settings.get("target"), settings.get("drafter")
     for name, model in (("target", target), ("drafter", drafter)):
         if model:
-            rows.append((name, f"{model['name']}, {model['parameters'] / 1e6:,.1f}M parameters, {settings['dtype']}"))
+            size = f", {model['parameters'] / 1e6:,.1f}M parameters" if "parameters" in model else ""
+            rows.append((name, f"{model['name']}{size}, {settings['dtype']}"))
     host = next((machine for machine in results.machines if "cpu" in machine), None)
     if host is not None:
         memory = f", {host['memory_bytes'] / 2**30:.0f} GiB" if host.get("memory_bytes") else ""
@@ -113,7 +114,8 @@ def facts(results: BenchResults) -> list[tuple[str, str]]:
         low, high = results.bandwidths or (results.bandwidth, results.bandwidth)
         spread = f" ({low / 1e9:.0f} to {high / 1e9:.0f} from case to case)" if high > 1.1 * low else ""
         words = f"{results.bandwidth / 1e9:.1f} GB/s{spread}"
-        rows.append(("memory reads", f"{words}: plain decoding of one sequence up to {limit:,.0f} tokens/s"))
+        most = "" if limit is None else f": plain decoding of one sequence up to {limit:,.0f} tokens/s"
+        rows.append(("memory reads", words + most))
     versions = {name: version for one in results.machines for name, version in one.get("versions", {}).items()}
     if versions:
         rows.append(("versions", ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from foretoken.bench.llama_checkpoint import Checkpoint, save_tensors
 from foretoken.bench.shape import Shape, choose_shape, parse_size
-from foretoken.errors import ParameterError
+from foretoken.errors import ModelError, ParameterError
 
 VOCAB_SIZE = 32_000
 """Rows of a widened embedding, unless the small one has more."""
@@ -59,7 +59,7 @@ def widen(
     Args:
         checkpoint: folder of a Llama checkpoint without biases.
         to: wanted parameters: a number, or a string such as ``500M``.
-        out: folder to write to: config, weights and the small one's tokenizer.
+        out: folder to write config, weights and the small one's tokenizer to: new or empty.
         vocab_size: rows of the embedding; None: 32,000, or the small one's if that has more. A drafter needs its
             target's.
         hidden_size: width; None: see `choose_shape`.
@@ -72,7 +72,7 @@ def widen(
         The shape that was written.
 
     Raises:
-        ParameterError: the size can't be had.
+        ParameterError: the size can't be had, or the folder has something in it or can't be written to.
         ModelError: the checkpoint can't be read, or is of another kind.
     """
     source = Checkpoint.read(Path(checkpoint))
@@ -84,18 +84,35 @@ def widen(
     vocab_size = vocab_size if vocab_size is not None else max(source.shape.vocab_size, VOCAB_SIZE)
     parameters = parse_size(to) if isinstance(to, str) else to
     shape = choose_shape(source.shape, parameters, vocab_size, hidden_size, num_layers)
-    folder.mkdir(parents=True, exist_ok=True)
+    kind = _DTYPES[dtype] if dtype else source.dtype
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ParameterError(f"{str(out)!r} has something in it: name another folder, or empty this one")
+        with tempfile.TemporaryDirectory(dir=folder) as fresh:  # an interrupted one leaves nothing behind
+            _write(_Widening(source, shape, seed, random_weights), source, kind, Path(fresh))
+            for file in Path(fresh).iterdir():
+                file.rename(folder / file.name)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ParameterError(f"can't write to {str(out)!r} ({reason}): name a folder of yours, with room") from error
+    return shape
+
+
+def _write(made: _Widening, source: Checkpoint, kind: torch.dtype, folder: Path) -> None:
     for pattern in _OTHER_FILES:
         for file in source.folder.glob(pattern):
-            shutil.copy(file, folder)
-    made = _Widening(source, shape, seed, random_weights)
+            try:
+                content = file.read_bytes()
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise ModelError(f"{str(file)!r} can't be read ({reason}): complete the checkpoint") from error
+            (folder / file.name).write_bytes(content)
     config = dict(source.config, **made.config)
-    kind = _DTYPES[dtype] if dtype else source.dtype
     config.pop("torch_dtype", None)
     config["dtype"] = str(kind).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_tensors(folder, ((name, tensor.to(kind)) for name, tensor in made.tensors()))
-    return shape
 
 
 def _longest_residual(source: Checkpoint) -> float:

@@ -18,7 +18,7 @@ from foretoken.cli.batch import answer_batch, is_batch, read_batch
 from foretoken.cli.batch_run import BatchOptions, run_batch
 from foretoken.cli.bench import NoColor, bench_app
 from foretoken.cli.checks import SHIPPED_DRAFTER, check_models
-from foretoken.cli.commands import INTERRUPTED, registrar
+from foretoken.cli.commands import INTERRUPTED, is_given, registrar
 from foretoken.cli.grammar_options import GrammarOptions
 from foretoken.cli.options import ListOptions, LoadOptions, ModelOptions, OutputOptions, SamplingOptions
 from foretoken.cli.output_guard import OutputGuard
@@ -176,6 +176,7 @@ def _generate_batch(
 @command()
 def chat(
     *,
+    context: typer.Context,
     url: Annotated[
         str | None,
         typer.Option(
@@ -198,7 +199,8 @@ def chat(
     Questions come from the terminal, or line by line from a pipe. With --json each answer is a line of JSON.
     """
     if url is not None or model is not None:
-        _chat_remotely(url, model, models, sampling, output)
+        given = [option.name for option in fields(sampling) if is_given(context, option.name)]
+        _chat_remotely(url, model, models, sampling, output, given)
         return
     from foretoken.cli.chat import Chat
     from foretoken.cli.render import drafter_label
@@ -223,7 +225,12 @@ def chat(
 
 
 def _chat_remotely(
-    url: str | None, model: str | None, models: ModelOptions, sampling: SamplingOptions, output: OutputOptions
+    url: str | None,
+    model: str | None,
+    models: ModelOptions,
+    sampling: SamplingOptions,
+    output: OutputOptions,
+    settings: list[str],
 ) -> None:
     from foretoken.cli.remote_chat import RemoteChat, Server
 
@@ -240,7 +247,7 @@ def _chat_remotely(
     server = Server(url, model)
     if interactive:
         screen.note(f"{server.model} at {server.url}. /help lists the commands, Ctrl-D leaves.")
-    if RemoteChat(server, sampling, output, screen).converse(read_lines(screen), interactive):
+    if RemoteChat(server, sampling, output, screen, settings).converse(read_lines(screen), interactive):
         raise typer.Exit(INTERRUPTED)
 
 
@@ -367,6 +374,9 @@ def demo(
     from foretoken.cli.demo import WIDTH, play, save_svg
     from foretoken.cli.setup import keep_quiet, load_engine
 
+    if not web and (port or no_open):
+        option = "--port" if port else "--no-open"
+        raise ParameterError(f"{option} is of the server's page: give --web, too, or leave {option} out")
     screen = Screen(no_color)
     keep_quiet(screen)
     # So small a pair gains nothing from a second thread, and loses very much where another program keeps a core busy.

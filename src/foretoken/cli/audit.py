@@ -23,6 +23,7 @@ from foretoken.cli.audit_run import (
     on_model,
     on_worlds,
     read_prompts,
+    special_tokens,
 )
 from foretoken.cli.audit_server import server
 from foretoken.cli.checks import RUNNERS
@@ -72,7 +73,7 @@ def engine(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="How --target and its reference are rounded: int8 or int4; the drafter too, if it is a model.",
+            help="How --target and its reference are rounded: int8, int4, w8a8 or w4a8; the drafter too, if a model.",
             show_default="not at all",
         ),
     ] = None,
@@ -96,6 +97,11 @@ def engine(
             )
     if verifier != AUTO:
         verify.get(verifier)
+    real.check()
+    if real.target is not None and mode != "draft-model":
+        raise ParameterError(
+            f"--mode is {mode}, which is for small worlds: with --target, name what drafts with --drafter"
+        )
     k = real.num_speculative_tokens
     options: dict[str, Any] = {"runner": runner, **({} if quantize is None else {"quantize": quantize})}
 
@@ -136,6 +142,7 @@ def transformers(
     from foretoken.audit.transformers_subject import transformers_subject
     from foretoken.audit.world_models import LLAMA
 
+    real.check()
     options = dict(map(argument, option))
     own = WORLD_MODES.get(mode)
     k = real.num_speculative_tokens
@@ -149,7 +156,8 @@ def transformers(
             switches = options if own is None else {**own.options, **options}
             return transformers_subject(load_model(target), assistant, mode, k, switches)
 
-        on_model(make, claim, replace(real, num_speculative_tokens=0), run)
+        plain = real.drafter if mode == "assistant" else None  # other assistants are no language models by themselves
+        on_model(make, claim, replace(real, num_speculative_tokens=0, drafter=plain), run)
 
     def subject(world: World) -> Subject:
         if own is None:
@@ -226,6 +234,7 @@ def endpoint(
     """Audit a server: against a world, a model, a second server, or its own logprobs."""
     from foretoken.audit import audit_model, audit_worlds, load_world
     from foretoken.audit.indirect import audit_own_logprobs, audit_pair
+    from foretoken.audit.worlds import claimed
     from foretoken.sampling import SamplingParams
 
     if sum(option is not None for option in (world, target, reference)) > 1:
@@ -236,22 +245,25 @@ def endpoint(
         if world is not None:
             here: World = load_world(world)
             if claim.params() is not None:
-                here = replace(here, params=params)
+                here = claimed(here, params)
             words = load_tokenizer(here.target_path)
             return audit_worlds(lambda _: server.subject(url, words), [here], plan, watch)
         if target is not None:
             model, words = load_reference(target)
             ends = end_tokens(model)
-            subject = server.subject(url, words, ends[0] if ends else None)
+            subject = server.subject(url, words, ends)
             ids = read_prompts(words, prompts)
             return audit_model(subject, model, ids, params, plan, watch, num_tokens=num_tokens, ends=ends)
-        subject = server.subject(url)
-        if tokenizer is None:
+        words = None if tokenizer is None else load_tokenizer(tokenizer)
+        subject = server.subject(url, words)
+        if words is None:
             raise ParameterError("prompts are sent as token ids: name the model's tokenizer with --tokenizer")
-        ids = read_prompts(load_tokenizer(tokenizer), prompts)
+        ids = read_prompts(words, prompts)
+        ends = special_tokens(words)
         if reference is not None:
-            return audit_pair(subject, server.subject(reference), ids[:2], params, plan, watch, num_tokens=num_tokens)
-        return audit_own_logprobs(subject, ids, params, plan, watch, num_tokens=num_tokens)
+            other = server.subject(reference, words)
+            return audit_pair(subject, other, ids[:2], params, plan, watch, num_tokens=num_tokens, ends=ends)
+        return audit_own_logprobs(subject, ids, params, plan, watch, num_tokens=num_tokens, ends=ends)
 
     conclude(audit, run)
 

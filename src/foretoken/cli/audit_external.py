@@ -184,6 +184,7 @@ def _external(
     """
     from foretoken.audit.external import external_subject
 
+    real.check()
     k = real.num_speculative_tokens
 
     def make(target: str, drafter: str | None, more: Mapping[str, Any]) -> Subject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,6 +72,21 @@ class RealOptions:
     num_speculative_tokens: Annotated[
         int, typer.Option("--num-speculative-tokens", "-k", help="Tokens drafted a round.", rich_help_panel=_CLAIM)
     ] = 2
+
+    def check(self) -> None:
+        """See to it that no option is given that means nothing.
+
+        Raises:
+            ParameterError: one is, for there is no target.
+        """
+        read = ("target", "num_speculative_tokens")  # in small worlds, too
+        given = [one.name for one in fields(self) if one.name not in read and getattr(self, one.name) != one.default]
+        if given and self.target is None:
+            option = f"--{given[0].replace('_', '-')}"
+            raise ParameterError(
+                f"{option} is {getattr(self, given[0])}, and small worlds have their own: give --target MODEL, too, or "
+                f"leave {option} out"
+            )
 
 
 @dataclass(kw_only=True)
@@ -165,8 +181,8 @@ class ServerOptions:
         list[str], typer.Option(metavar="NAME=VALUE", help="A further field of each request, as JSON. Repeatable.")
     ] = field(default_factory=list)
 
-    def subject(self, url: str, tokenizer: Any = None, end_token: int | None = None) -> Any:
-        """The server."""
+    def subject(self, url: str, tokenizer: Any = None, ends: Sequence[int] = ()) -> Any:
+        """The server; `ends` are the tokens that end its outputs."""
         from foretoken.audit.endpoint import EndpointSubject
 
         key = None
@@ -182,7 +198,7 @@ class ServerOptions:
             timeout_seconds=self.timeout,
             concurrency=self.concurrency,
             samples_per_request=self.samples_per_request,
-            end_token=end_token,
+            end_token=ends,
             extra=dict(map(argument, self.field)),
         )
 

@@ -161,7 +161,7 @@ def on_model(
         reference, tokenizer = load_reference(target, **(options or {}))
         drafter_reference = None
         if real.drafter is not None and os.path.isdir(real.drafter):
-            drafter_reference, _ = load_reference(real.drafter)
+            drafter_reference = load_drafter_reference(real.drafter, run.no_color)
         prompts = read_prompts(tokenizer, real.prompts)
         subject = make()
         try:
@@ -204,6 +204,24 @@ def load_reference(path: str, **options: Any) -> tuple[ReferenceModel, Any]:
     from foretoken.audit import ReferenceModel
 
     return ReferenceModel(module), tokenizer
+
+
+def load_drafter_reference(path: str, no_color: bool = False) -> ReferenceModel | None:
+    """A drafter's distribution, which makes an audit sharper; None where the folder holds no plain language model.
+
+    A note on standard error says that it is missing.
+    """
+    from foretoken.audit import ReferenceModel
+
+    try:
+        return load_reference(path)[0] if gguf.find(path) is not None else ReferenceModel(load_model(path))
+    except Exception as error:  # other kinds of draft models fail with whatever they fail
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        Screen(no_color).note(
+            f"the audit goes on without the drafter's distribution, and so less sharply: {path} can't be loaded as a "
+            f"language model of its own ({reason})"
+        )
+        return None
 
 
 def load_module(path: str) -> tuple[Any, Any]:
@@ -260,6 +278,15 @@ def end_tokens(reference: ReferenceModel) -> tuple[int, ...]:
     from foretoken.models.traits import eos_token_ids
 
     return eos_token_ids(reference.module)
+
+
+def special_tokens(tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that are no text: a model's end tokens are among them, where its tokenizer is all that is known of it.
+
+    The tokenizer's own end token counts even where it is not marked as special.
+    """
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    return tuple(special if tokenizer.eos_token_id is None else {*special, tokenizer.eos_token_id})
 
 
 def read_prompts(tokenizer: Any, file: Path | None) -> list[list[int]]:

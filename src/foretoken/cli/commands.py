@@ -18,6 +18,12 @@ BAD_INPUT = 2
 Function = Callable[..., None]
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was given, with its default or another value."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 def registrar(
     app: typer.Typer, interrupted: Callable[[Screen, Mapping[str, Any]], None] | None = None
 ) -> Callable[..., Callable[[Function], Function]]:

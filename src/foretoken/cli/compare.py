@@ -136,7 +136,7 @@ def fix_seed(engine: Engine, params: SamplingParams) -> SamplingParams:
 def warm_up(engine: Engine, plain: Engine, prompt: Prompt, params: SamplingParams) -> None:
     """Get both ready, and decode some tokens with the request's parameters: what an engine does once is not timed.
 
-    The engine keeps nothing of them: both ways are to prefill the prompt when they are timed.
+    The engine keeps nothing of them, nor of other requests: both ways are to prefill the prompt when they are timed.
     """
     from foretoken.engine.prompts import encode
 
@@ -150,7 +150,15 @@ def warm_up(engine: Engine, plain: Engine, prompt: Prompt, params: SamplingParam
             one.warm_up(params)
         one.generate(tokens, short)
     kinds.add(params.greedy)
+    _begin_anew(engine)
+
+
+def _begin_anew(engine: Engine) -> None:
+    """Have it prefill the prompt, as the plain engine does, and copy nothing from the runs before."""
+    from foretoken.drafters.sharing import forget_requests
+
     engine.release()
+    forget_requests(engine.drafter)
 
 
 def alternate(
@@ -174,7 +182,7 @@ def alternate(
     """
     begun = clock() - sum(sum(one.stats.seconds.values()) for one in (*speculative, *alone))
     while len(alone) < runs and clock() - begun < (MAX_SECONDS if len(alone) < ENOUGH_RUNS else MORE_SECONDS):
-        engine.release()  # both are to prefill the prompt
+        _begin_anew(engine)
         ours = run(engine, prompt, params, prediction=prediction)
         theirs = run(plain, prompt, params) if not ours.interrupted else ours
         if theirs.interrupted:

@@ -135,8 +135,8 @@ class ModelOptions(LoadOptions):
             "--num-speculative-tokens",
             "-k",
             metavar="N|auto",
-            help="Most tokens drafted a round; 0 decodes plainly, auto takes what is fastest, round by round (with "
-            "--seed 5, so that the seed gives one output).",
+            help="Most tokens drafted a round; 0 decodes plainly, auto takes what is fastest, round by round (with a "
+            "seed by assumed costs, so that the seed gives one output).",
             show_default="auto",
             rich_help_panel=_MODELS,
         ),

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from time import perf_counter
 from typing import Any
 
@@ -40,6 +40,7 @@ class RemoteAnswer:
         usage: as the server tells it, if it does.
         seconds: until its end.
         first_seconds: until its first characters.
+        logprobs: of its tokens, in the server's form; empty where it sends none.
     """
 
     text: str = ""
@@ -47,6 +48,7 @@ class RemoteAnswer:
     usage: dict[str, Any] | None = None
     seconds: float = 0.0
     first_seconds: float | None = None
+    logprobs: list[Any] = field(default_factory=list)
 
 
 class Server:
@@ -159,19 +161,34 @@ def _message(body: Any) -> str:
 class RemoteChat(Conversation):
     """The state of a conversation with a server's model.
 
-    Of the settings, those are sent that differ from their defaults; so a server gets no field that nobody asked for.
+    Of the settings, those are sent that were given or differ from their defaults; so a server gets no field that nobody
+    asked for.
 
     Args:
         server: what answers.
         sampling: how to sample.
         output: what to show.
         screen: where.
+        given: names of the settings that were given, with their defaults or other values.
+
+    Raises:
+        ParameterError: log-probabilities are asked for, and not JSON, which alone has them.
     """
 
-    def __init__(self, server: Server, sampling: SamplingOptions, output: OutputOptions, screen: Screen) -> None:
+    def __init__(
+        self,
+        server: Server,
+        sampling: SamplingOptions,
+        output: OutputOptions,
+        screen: Screen,
+        given: Iterable[str] = (),
+    ) -> None:
         super().__init__(sampling, screen, dict.fromkeys(CHECKPOINT_FIELDS, "the server's"))
         self._server = server
         self._output = output
+        self._given = set(given)
+        if sampling.logprobs is not None:
+            self._check_logprobs()
         self._answers: list[RemoteAnswer] = []
         self._length: int | None = None
         if server.is_ours:
@@ -191,6 +208,17 @@ class RemoteChat(Conversation):
         """See `Conversation`."""
         self._length = None if text == "auto" else parse(name, text, int)
         self.screen.note(f"{name} is now {text}")
+
+    def _set(self, name: str, text: str) -> None:
+        if name == "logprobs" and text not in ("", "none"):
+            self._check_logprobs()
+        super()._set(name, text)
+        if text:
+            self._given.add(name)
+
+    def _check_logprobs(self) -> None:
+        if not self._output.json:
+            raise ParameterError("logprobs of a server's model are told in JSON alone: give --json, or none of them")
 
     def current(self, name: str) -> str:
         """See `Conversation`."""
@@ -222,7 +250,7 @@ class RemoteChat(Conversation):
         for option in fields(self.sampling):
             default = option.default_factory() if option.default_factory is not MISSING else option.default
             value = getattr(self.sampling, option.name)
-            if value != default:
+            if value != default or (option.name in self._given and value not in (None, [])):
                 given[_NAMES.get(option.name, option.name)] = value
         if "logit_bias" in given:
             bias = self.sampling.params().logit_bias or {}
@@ -255,6 +283,8 @@ class RemoteChat(Conversation):
                 writer.end()
         if self._output.json:
             told = {"model": self._server.model, "text": answer.text, "finish_reason": answer.finish_reason}
+            if "logprobs" in body:
+                told["logprobs"] = answer.logprobs
             print_json(self.screen, {**told, "usage": answer.usage, "seconds": answer.seconds})
         else:
             self.screen.note(_summary(answer))
@@ -267,6 +297,7 @@ def _take(answer: RemoteAnswer, chunk: dict[str, Any]) -> str:
     text = ""
     for choice in chunk.get("choices") or ():
         text += (choice.get("delta") or {}).get("content") or ""
+        answer.logprobs += (choice.get("logprobs") or {}).get("content") or ()
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     answer.text += text
     return text

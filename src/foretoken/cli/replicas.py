@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foretoken.cli.checks import check_models
-from foretoken.cli.options import ModelOptions
+from foretoken.cli.options import ModelOptions, with_options
 from foretoken.cli.screen import Screen
 from foretoken.cli.serve import (
+    KEY_VARIABLE,
     ServeOptions,
     addresses,
     check_options,
@@ -29,6 +31,19 @@ if TYPE_CHECKING:
     from foretoken.serve.replicas.scaling import ReplicaRange
 
 SHIPPED = "tiny_pair/target"
+_log = logging.getLogger("foretoken.serve")
+_DOOR = "write {} under http_options, beside applications"
+_ELSEWHERE = {
+    "port": _DOOR.format("port"),
+    "keep_alive": _DOOR.format("keep_alive_timeout_s"),
+    "tls_cert": _DOOR.format("ssl_certfile"),
+    "tls_key": _DOOR.format("ssl_keyfile"),
+    "ray": "the cluster is the one that it is deployed on",
+    "engine_process": "each replica is a process of its own",
+}
+"""Options of the command that are not the application's, with what to do instead. Without an error, they would seem to
+hold: a server that was to speak HTTPS would speak HTTP."""
+
 _REPLICAS = "Replicas (Ray Serve)"
 
 
@@ -134,7 +149,9 @@ class ReplicaApp:
         """
         from foretoken.cli.setup import keep_quiet
         from foretoken.serve.app import create_app
+        from foretoken.serve.logs import log_to_stderr
 
+        log_to_stderr(self.options.log_form, logging.WARNING)  # requests, and their bodies, are in the gateway's
         screen = Screen(self.options.no_color)
         keep_quiet(screen)
         engine, settings = load_served(self.models, replace(self.options, api_key=[]), (), screen)
@@ -156,6 +173,10 @@ def run_replicas(models: ModelOptions, options: ServeOptions, scaling: ReplicaOp
     screen = Screen(options.no_color)
     keep_quiet(screen)
     check_models(models)
+    if options.engine_process:
+        raise ParameterError(
+            "--engine-process is for a server without replicas, each of which is a process of its own: leave it out"
+        )
     keys = check_options(options)
 
     from foretoken.serve.replicas.application import build
@@ -168,7 +189,8 @@ def run_replicas(models: ModelOptions, options: ServeOptions, scaling: ReplicaOp
     with held_port(options.host, options.port) as port, cluster(address, asked.low * scaling.replica_cpus):
         limits = replica_range(text, fitting(scaling.replica_cpus, scaling.replica_gpus))
         how = _deployment(models, options, scaling, keys, limits)
-        door = Door(host=options.host, port=port, tls_cert=options.tls_cert, tls_key=options.tls_key)
+        tls = {"tls_cert": options.tls_cert, "tls_key": options.tls_key}
+        door = Door(host=options.host, port=port, keep_alive=options.keep_alive, **tls)
         with served(build(how), door, address == LOCAL, how.grace):
             note_open_door(options, keys, screen)
             count = f"{limits.low:,}" if limits.is_fixed else f"{limits.low:,} to {limits.high:,}"
@@ -197,7 +219,7 @@ def _deployment(
         upscale_delay=scaling.upscale_delay,
         downscale_delay=scaling.downscale_delay,
         grace=options.grace,
-        log_format="json" if options.log_format == "json" else "text",
+        log_format=options.log_form,
     )
 
 
@@ -213,19 +235,68 @@ def application(args: dict[str, Any]) -> Application:
     from foretoken.serve.replicas.application import build
     from foretoken.serve.replicas.scaling import AUTO, replica_range
 
-    names = {one.name: kind for kind in (ModelOptions, ServeOptions, ReplicaOptions) for one in fields(kind)}
-    for name in args:
-        if name not in names:
-            raise ParameterError(f"args has {name!r}{did_you_mean(name, names)}: use options of foretoken serve")
-
-    def given(kind: type) -> dict[str, Any]:
-        return {name: value for name, value in args.items() if names[name] is kind}
-
-    models, options = ModelOptions(**given(ModelOptions)), ServeOptions(**given(ServeOptions))
-    scaling = ReplicaOptions(**given(ReplicaOptions))
+    models, options, scaling = _options_of(args)
     check_models(models)
     keys = check_options(options)
-    text = "1" if scaling.replicas is None else str(scaling.replicas)
+    text = "1" if scaling.replicas is None else scaling.replicas
     if text == AUTO:
         raise ParameterError("replicas is 'auto', which a config file can't know: write LOW-HIGH")
+    if "host" in args:
+        _log.warning("args has host, which means nothing there: the proxies listen at the host of http_options")
+    if not keys:
+        _log.warning(
+            "args has no API key: anybody who reaches the proxies may ask; name a file that every node has in "
+            "api_key_file, or set %s in the application's runtime_env",
+            KEY_VARIABLE,
+        )
     return build(_deployment(models, options, scaling, keys, replica_range(text, 1)))
+
+
+def _options_of(args: dict[str, Any]) -> tuple[ModelOptions, ServeOptions, ReplicaOptions]:
+    """What a config file's args mean: read as a command line, so that types and limits are those of the options.
+
+    Raises:
+        ParameterError: an option is unknown, or wrong.
+    """
+    found: list[tuple[ModelOptions, ServeOptions, ReplicaOptions]] = []
+
+    def take(models: ModelOptions, options: ServeOptions, scaling: ReplicaOptions) -> None:
+        found.append((models, options, scaling))
+
+    reader = typer.Typer(add_completion=False)
+    reader.command()(with_options(take))
+    command = typer.main.get_command(reader)
+    known = {one.name: one for one in command.params if one.name is not None}
+    line: list[str] = []
+    for name, value in args.items():
+        if name not in known:
+            raise ParameterError(f"args has {name!r}{did_you_mean(name, known)}: use options of foretoken serve")
+        if name in _ELSEWHERE:
+            raise ParameterError(f"args has {name!r}, which means nothing there: {_ELSEWHERE[name]}")
+        line += _written(name, value, known[name])
+    try:
+        command.main(line, standalone_mode=False)
+    except typer.BadParameter as error:
+        name = (error.param and error.param.name) or ""
+        raise ParameterError(f"args has {name}: {args.get(name)!r}, which is wrong: {error.message}") from None
+    return found[0]
+
+
+def _written(name: str, value: Any, option: Any) -> list[str]:
+    """An option of a config file as a command line has it.
+
+    Raises:
+        ParameterError: the value is of another type than the option's.
+    """
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise ParameterError(f"args has {name}: {value!r}: write true or false")
+        return [option.opts[0]] if value else option.secondary_opts[:1]  # one without an opposite is off by default
+    if option.multiple:
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, str) for one in values):  # not shown: it may be a key
+            raise ParameterError(f"args has {name} with something that is no text: write each in quotes")
+        return [f"{option.opts[0]}={one}" for one in values]
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ParameterError(f"args has {name}: {value!r}: write one value, or leave {name} out")
+    return [f"{option.opts[0]}={value}"]

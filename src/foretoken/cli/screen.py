@@ -71,7 +71,7 @@ def check_writable(file: Path) -> None:
         with file.open("ab"):
             pass
         if fresh:
-            file.unlink()
+            file.resolve().unlink()  # of a link to nothing, what it names, and not the link
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ForetokenError(

@@ -18,9 +18,11 @@ from foretoken.cli.options import ModelOptions
 from foretoken.cli.prompt import read_text
 from foretoken.cli.screen import Screen
 from foretoken.errors import ForetokenError, ParameterError, check_choice, install_extra
+from foretoken.serve.settings import KEEP_ALIVE
 
 if TYPE_CHECKING:
     from foretoken.engine.engine import Engine
+    from foretoken.serve.logs import Format
     from foretoken.serve.settings import ServeSettings
 
 KEY_VARIABLE = "FORETOKEN_API_KEY"
@@ -135,10 +137,21 @@ class ServeOptions:
         float,
         typer.Option(min=0.001, help="Seconds for which a client may take nothing.", rich_help_panel=_LIMITS),
     ] = 60.0
+    keep_alive: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=86_400.0, help="Seconds for which an idle connection stays open.", rich_help_panel=_LIMITS
+        ),
+    ] = KEEP_ALIVE
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Of a request's body.", rich_help_panel=_LIMITS)] = (
         8 * 2**20
     )
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False
+
+    @property
+    def log_form(self) -> Format:
+        """The log's form, for `foretoken.serve.logs.log_to_stderr`."""
+        return "json" if self.log_format == "json" else "text"
 
 
 def run_server(models: ModelOptions, options: ServeOptions) -> bool:
@@ -156,12 +169,13 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
     keys = check_options(options)
 
     from foretoken.cli.serve_process import served_engine
-    from foretoken.serve.lifecycle import listen
+    from foretoken.serve.lifecycle import begin_to_listen, bound
 
     limits = serve_settings(options, keys, "model")
-    # Before models take their time, so that a port that is taken is told at once.
+    # Before models take their time, so that a port is told at once that somebody listens on; of two servers that load
+    # at the same time, one is told after. Who connects meanwhile is refused.
     with ExitStack() as held:
-        listener = held.enter_context(listen(options.host, options.port, options.send_timeout))
+        listener = held.enter_context(bound(options.host, options.port, options.send_timeout))
         size, memory, apart = options.max_batch_size, options.cache_memory, options.engine_process
         engine = held.enter_context(served_engine(models, limits, size, memory, screen, apart=apart))
 
@@ -173,11 +187,13 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
         decoding = engine()
         settings = serve_settings(options, keys, decoding.facts.target.name)
         app = create_app(decoding, settings)
-        log_to_stderr("json" if options.log_format == "json" else "text")
+        log_to_stderr(options.log_form)
+        begin_to_listen(listener)
         note_open_door(options, keys, screen)
         where = addresses(options, listener.getsockname()[1])
         screen.note(f"{settings.model} at {where}, drafter {drafter_label(decoding.facts.drafter)}; Ctrl-C ends")
-        return serve(app, listener, grace=options.grace, tls_cert=options.tls_cert, tls_key=options.tls_key)
+        tls = {"tls_cert": options.tls_cert, "tls_key": options.tls_key}
+        return serve(app, listener, grace=options.grace, keep_alive=options.keep_alive, **tls)
 
 
 def check_options(options: ServeOptions) -> tuple[str, ...]:
@@ -299,8 +315,10 @@ def check_ray() -> None:
 
 def _keys(options: ServeOptions) -> tuple[str, ...]:
     keys = [*options.api_key]
-    if os.environ.get(KEY_VARIABLE):
-        keys.append(os.environ[KEY_VARIABLE])
+    if (key := os.environ.get(KEY_VARIABLE)) is not None:
+        if not key:  # as `KEY=$UNKNOWN` sets it: without any key everybody would be let in
+            raise ParameterError(f"{KEY_VARIABLE} is set, and empty: give it a key, or take it from the environment")
+        keys.append(key)
     if options.api_key_file is not None:
         found = [line.strip() for line in read_text(options.api_key_file, "file of API keys").splitlines()]
         found = [key for key in found if key]

@@ -132,7 +132,7 @@ class CourseOptions:
         typer.Option(
             "--num-speculative-tokens",
             "-k",
-            help="Tokens of the chains that are trained.",
+            help="Tokens of the chains that are trained; of Medusa, all heads are.",
             rich_help_panel=_TRAINING,
         ),
     ] = 5

@@ -120,6 +120,7 @@ class Drafter(ABC):
         call_sizes: draft tokens that a call makes, in rising order, where any other number is made up of these and what
             is beyond it dropped; empty where a token more takes a step more.
         extends: proposals may begin behind tokens that another drafter drafted (`Batch.begun`).
+        max_length: tokens of the longest sequence that it drafts for; None for no limit.
     """
 
     name: str = ""
@@ -136,6 +137,7 @@ class Drafter(ABC):
     foreseen: PerSequence[list[bool]] | None = None
     call_sizes: tuple[int, ...] = ()
     extends: bool = False
+    max_length: int | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -261,7 +263,7 @@ class Drafter(ABC):
         """Learn how long a round took. Called at its end.
 
         Args:
-            seconds: of the whole round; None where it prefilled prompts too.
+            seconds: of the whole round; None where it prefilled prompts, or verified tokens that grammars force, too.
         """
         return
 

@@ -82,13 +82,12 @@ class Cascade(Drafter):
         self._left_alone = all(self._independent)
         self._in_calls = any(drafter.call_sizes for drafter in self.drafters)
         self._given, self.measured = costs, costs is not None
+        self._target: LanguageModel | None = None
         self._widths: Callable[[AbstractSequence[int]], PassWidths | None] = lambda _: None
-        self._saved = Saved()
         self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
         self._round: Round | None = None
-        self._sleep = Sleep()
         self._steady: SteadyRounds | None = None
-        self._learning = 0.0  # seconds that learning from a round takes
+        self._sleep, self._saved, self._learning = Sleep(), Saved(), 0.0  # the last: of a round, in seconds
         self._assumed = Assumed.of(self.drafters, costs, None, together=self._left_alone)
         self.policy = self._new_policy(None)
 
@@ -104,9 +103,12 @@ class Cascade(Drafter):
 
     def check_target(self, target: LanguageModel) -> None:
         """Have each drafter check the target, and compare the sizes of their weights."""
-        self._widths = target.pass_widths
         for drafter in self.drafters:
             drafter.check_target(target)
+        if self._target is target:
+            return  # of which it may know something by now
+        self._target, self._widths = target, target.pass_widths
+        self.measured, self._saved = self._given is not None, Saved()
         self._assumed = Assumed.of(self.drafters, self._given, target, together=self._left_alone)
         self.policy = self._new_policy(None)
 
@@ -390,8 +392,7 @@ class Cascade(Drafter):
 
     def _new_policy(self, costs: Costs | None, rates: dict[str, list[list[float]]] | None = None) -> Policy:
         kinds, assumed = kinds_of(self.drafters, self.free, self.trees), self._assumed
-        given, saved = self._given is not None, {"rates": rates or {}}
-        costs = costs or assumed.first()
+        costs, given, saved = costs or assumed.first(), self._given is not None, {"rates": rates or {}}
         policy = Policy(kinds, self.free, costs, assumed.fixed(), saved, given=given, passes=assumed.passes)
         policy.names = [drafter.name for drafter in self._sources]
         self._states.clear()

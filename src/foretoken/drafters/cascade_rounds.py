@@ -231,11 +231,17 @@ def kinds_of(drafters: AbstractSequence[Drafter], free: AbstractSequence[bool], 
 
 
 def barred_in(batch: Batch, row: int, drafters: AbstractSequence[Drafter]) -> frozenset[int]:
-    """Indices of the drafters that may not draft in a row."""
+    """Indices of the drafters that may not draft in a row, or can't: its sequence is too long for them."""
     allowed = batch.drafters[row] if batch.drafters else None
-    if allowed is None:
-        return _NONE
-    return frozenset(at for at, drafter in enumerate(drafters) if drafter.name not in allowed)
+    sequence = batch.sequences[row]
+    length = max(len(sequence.tokens), len(sequence.source or ()))
+    barred = [
+        at
+        for at, drafter in enumerate(drafters)
+        if (allowed is not None and drafter.name not in allowed)
+        or (drafter.max_length is not None and length > drafter.max_length)
+    ]
+    return frozenset(barred) if barred else _NONE
 
 
 def offers_of(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
-from foretoken.drafters.cascade_rounds import offers_of
+from foretoken.drafters.cascade_rounds import barred_in, offers_of
 from foretoken.drafters.chains import first_nodes
 from foretoken.drafters.judging import follow
 from foretoken.models.widths import PassWidths
@@ -93,7 +93,7 @@ class SteadyRounds:
         if self._prices.tokens:
             request = self._row.request
             due = request.copied and not request.copying.rounds_left(request.rounds + len(self._told))
-            return not (due or request.rests_until)
+            return not (due or request.rests_until or barred_in(batch, 0, (self._drafter,)))
         if len(self._told) < 2 or any(one.tokens for one in self._told[-2:]):
             return True
         self.tell()  # a passage without copies has begun: plain rounds of several passes may be what pays

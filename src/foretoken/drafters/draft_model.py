@@ -96,6 +96,7 @@ class DraftModel(Drafter):
         model = load(model, quantize="auto")
         self.model: LanguageModel = model
         self.models = (self.model,)
+        self.max_length = self.model.max_length
         self.own_threads = self.model.own_threads
         # By sequence: batches that alternate have caches of their own, and those of ended sequences are freed.
         self._caches = PerSequence(lambda: DraftCache(model.open(0), []))
@@ -130,7 +131,7 @@ class DraftModel(Drafter):
         if batch.begun:
             state.begun = [len(first) if limit else 0 for first, limit in zip(begun, limits, strict=True)]
             sequences = [
-                replace(sequence, tokens=[*sequence.tokens, *first])
+                replace(sequence, tokens=[*sequence.tokens, *first]) if first else sequence
                 for sequence, first in zip(batch.sequences, begun, strict=True)
             ]
             batch = replace(batch, sequences=sequences)  # what the drawn tokens follow; positions key the uniforms

@@ -60,7 +60,7 @@ class EarlyExit(DraftModel):
             raise ParameterError(f"drafter {self.name!r}: {error}") from error
         self.target: LanguageModel = model
         self.layers = chosen
-        super().__init__(_EarlyLayers(early), tree)
+        super().__init__(_EarlyLayers(early, chosen, model), tree)
 
     def check_target(self, target: LanguageModel) -> None:
         """Check that the layers are the target's.
@@ -123,10 +123,18 @@ class _EarlyLayers(LanguageModel):
 
     Args:
         early: the layers.
+        layers: how many.
+        target: whose they are.
     """
 
-    def __init__(self, early: LanguageModel) -> None:
+    def __init__(self, early: LanguageModel, layers: int, target: LanguageModel) -> None:
         self._early = early
+        # A pass reads so many of the layers, and all of the output layer.
+        output = target.vocab_size * target.hidden_size * (1 if target.quantize else target.dtype.itemsize)
+        inner = max(target.weight_bytes - output, 0)
+        self.num_layers, self.layer_seconds = layers, target.layer_seconds
+        self.weight_bytes = min(output, target.weight_bytes) + inner * layers // target.num_layers
+        self.position_share = target.position_share
         self.name, self.tokenizer, self.eos_token_ids = early.name, early.tokenizer, early.eos_token_ids
         self.vocab_size, self.max_length = early.vocab_size, early.max_length
         self.device, self.dtype = early.device, early.dtype

@@ -8,11 +8,11 @@ from collections.abc import Sequence as AbstractSequence
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch
 from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations, ends_as_before
 from foretoken.drafters.other_requests import OtherRequests
 from foretoken.drafters.per_sequence import PerSequence
-from foretoken.drafters.sharing import Participants
+from foretoken.drafters.sharing import Participants, SharingDrafter
 from foretoken.sampling.params import check_integer
 from foretoken.sampling.vocabulary import topk
 from foretoken.sequence import Sequence
@@ -23,7 +23,7 @@ _SHORT = 256
 every round that asks. Longer ones are read with their prompt's round: no later one is planned for that."""
 
 
-class Lookup(Drafter):
+class Lookup(SharingDrafter):
     """Drafts what most probably follows, from two sources that cost next to nothing.
 
     Copies of what followed the longest suffix that occurred before in prompt or output (suffix decoding, arXiv
@@ -107,6 +107,11 @@ class Lookup(Drafter):
             # After a token that was scored several times, what followed it in the output itself counts.
             for node in (*range(len(nodes)), *path):
                 known.scored(nodes[node], likeliest[row][node])
+
+    def forget(self) -> None:
+        """See `SharingDrafter`. Who takes part stays: the rates that others taught do, too."""
+        if self._others is not None:
+            self._others.clear()
 
     def judge(self, sequences: AbstractSequence[Sequence]) -> None:
         """Judge what could have been drafted by the tokens that were emitted since.

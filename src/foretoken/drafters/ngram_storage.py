@@ -8,16 +8,16 @@ from collections.abc import Sequence as AbstractSequence
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.prompt_lookup import LONGEST_NGRAM
-from foretoken.drafters.sharing import Participants
+from foretoken.drafters.sharing import Participants, SharingDrafter
 from foretoken.sampling.params import check_integer
 from foretoken.sampling.vocabulary import topk
 from foretoken.verify.base import Verdict
 
 
-class NgramStorage(Drafter):
+class NgramStorage(SharingDrafter):
     """Drafts the most frequent continuation of the longest context that was seen.
 
     Counts all n-grams of orders 2 … `max_order` of prompt and output, and, as *filler*, of each scored position's
@@ -89,6 +89,11 @@ class NgramStorage(Drafter):
             for context, likely in zip(contexts, predictions[row], strict=False):
                 for token in likely:
                     counts.add(context, token)
+
+    def forget(self) -> None:
+        """See `SharingDrafter`."""
+        self._shared = _NgramCounts(self._contexts)
+        self._participants = Participants()
 
     def _counts(self, batch: Batch, row: int) -> _NgramCounts:
         if self.keep and self._participants.takes_part(batch, row):

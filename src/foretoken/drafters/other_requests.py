@@ -39,6 +39,11 @@ class OtherRequests:
         """Tokens that are kept."""
         return self._young.size + self._old.size
 
+    def clear(self) -> None:
+        """Drop all tokens. Sequences that go on begin anew in what comes."""
+        self._young, self._old = SuffixAutomaton(), SuffixAutomaton()
+        self._generation += 2  # no position is one in these
+
     def append(self, position: SharedPosition, token: int) -> None:
         """Add the next token of a sequence."""
         self._refresh(position)

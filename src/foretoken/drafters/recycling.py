@@ -11,9 +11,9 @@ from itertools import pairwise
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch
 from foretoken.drafters.per_sequence import PerSequence
-from foretoken.drafters.sharing import Participants
+from foretoken.drafters.sharing import Participants, SharingDrafter
 from foretoken.sampling.params import check_integer
 from foretoken.sampling.vocabulary import topk
 from foretoken.verify.base import Verdict
@@ -24,7 +24,7 @@ _FIRST = 0.5  # acceptance rate of the first one before any was tried
 _STEP = 1 / 32  # weight of a new observation
 
 
-class TokenRecycling(Drafter):
+class TokenRecycling(SharingDrafter):
     """Drafts from a table of the target's most probable tokens after each token (Luo et al. 2024, arXiv 2408.08696).
 
     Every pass scores all nodes of a draft, and the most probable tokens after each of them, rejected ones too, become
@@ -86,6 +86,11 @@ class TokenRecycling(Drafter):
             # Accepted nodes count most: they are entered last.
             for node in (*range(len(tokens)), *kept):
                 table.predicted[tokens[node]] = array("i", likely[row][node])
+
+    def forget(self) -> None:
+        """See `SharingDrafter`. The recent acceptance rate stays."""
+        rate, self._common = self._common.rate, _SuccessorTable()
+        self._common.rate = rate
 
     def _table(self, batch: Batch, row: int) -> _SuccessorTable:
         if self.shared and self._participants.takes_part(batch, row):

@@ -1,8 +1,28 @@
-"""Which requests may use what a drafter shares among requests."""
+"""What a drafter shares among requests: which of them may use it, and how it is dropped."""
 
 from __future__ import annotations
 
-from foretoken.drafters.base import Batch
+from abc import abstractmethod
+
+from foretoken.drafters.base import Batch, Drafter
+
+
+class SharingDrafter(Drafter):
+    """A drafter that can keep tokens of requests for others."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop these tokens. What was measured (acceptance rates, costs) stays; running requests go on."""
+
+
+def forget_requests(drafter: Drafter) -> None:
+    """Have the next request drafted as if it were the first, by the drafter and those that it is made of.
+
+    Called before a request is timed that was answered before, whose output would else be copied.
+    """
+    for one in (drafter, *drafter.drafters):
+        if isinstance(one, SharingDrafter):
+            one.forget()
 
 
 class Participants:

@@ -6,15 +6,15 @@ from collections.abc import Sequence as AbstractSequence
 
 from foretoken.draft import Draft
 from foretoken.drafters.automaton import ROOT, SuffixAutomaton
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch
 from foretoken.drafters.other_requests import OtherRequests, SharedPosition
 from foretoken.drafters.per_sequence import PerSequence
-from foretoken.drafters.sharing import Participants
+from foretoken.drafters.sharing import Participants, SharingDrafter
 from foretoken.sampling.params import check_integer, check_number
 from foretoken.sequence import Sequence
 
 
-class Suffix(Drafter):
+class Suffix(SharingDrafter):
     """Drafts what most often followed the longest suffix of the sequence that occurred before.
 
     A suffix automaton of each request's prompt and output (SAM decoding, arXiv 2411.10666) finds that suffix and counts
@@ -72,6 +72,11 @@ class Suffix(Drafter):
             rows.append(tokens[:usable])
             parents.append(links[:usable])
         return Draft.from_lists(rows, batch.device, parents)
+
+    def forget(self) -> None:
+        """See `SharingDrafter`."""
+        self._others.clear()
+        self._participants = Participants()
 
 
 class _History:

@@ -106,7 +106,9 @@ class TranslatedModel(LanguageModel):
         self.eos_token_ids = model.eos_token_ids
         self.supports_trees = model.supports_trees
         self.shares_prefixes = model.shares_prefixes
-        self.own_threads = model.own_threads
+        self.own_threads, self.quantize, self.backend_name = model.own_threads, model.quantize, model.backend_name
+        self.num_layers, self.weight_bytes = model.num_layers, model.weight_bytes
+        self.layer_seconds, self.position_share = model.layer_seconds, model.position_share
         self.room = min(MAX_SPECULATIVE_TOKENS, model.max_length // 2)
         """Most draft tokens, for which a sequence that is too long is cut."""
         # Stands for a sequence that has no token in the model's vocabulary.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from functools import lru_cache
@@ -256,6 +257,8 @@ class Reading:
         self.own: list[int] = []
         self._closed = 0  # tokens in complete words
         self._closed_own = 0
+        self._begins: list[int] = []  # tokens before each word but the first, and tokens of the drafter before it
+        self._own_begins: list[int] = []
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -265,24 +268,34 @@ class Reading:
         first, start = reader.start(text)
         if self._closed <= first:
             self._closed, self._closed_own = min(first, len(text)), len(start)
-            self.own = start
+            self.own, self._begins, self._own_begins = start, [], []
         del self.own[self._closed_own :]
         begin = self._closed
         for position in range(begin + 1, len(text)):
             if reader.begins_word(text, position, begin):
                 self._translate(begin, position)
                 begin = position
+                self._begins.append(begin)
+                self._own_begins.append(len(self.own))
         self._closed, self._closed_own = begin, len(self.own)
         if begin < len(text):
             self._translate(begin, len(text))
 
     def copy(self, length: int | None = None) -> Reading:
         """A copy of the first `length` tokens and their translation; of all by default."""
-        if length is not None and length < len(self.tokens):
-            return Reading(self._reader, self.tokens[:length])
         new = Reading(self._reader)
-        new.tokens, new.own = self.tokens.copy(), self.own.copy()
-        new._closed, new._closed_own = self._closed, self._closed_own
+        if length is None or length >= len(self.tokens):
+            new.tokens, new.own = self.tokens.copy(), self.own.copy()
+            new._begins, new._own_begins = self._begins.copy(), self._own_begins.copy()
+            new._closed, new._closed_own = self._closed, self._closed_own
+            return new
+        # What makes a word begin is its first token, so that the last word which keeps that is read anew.
+        words = bisect_left(self._begins, length)
+        if words:
+            new._begins, new._own_begins = self._begins[:words], self._own_begins[:words]
+            new._closed, new._closed_own = new._begins[-1], new._own_begins[-1]
+            new.tokens, new.own = self.tokens[: new._closed], self.own[: new._closed_own]
+        new.extend(self.tokens[new._closed : length])
         return new
 
     def _translate(self, begin: int, end: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from threading import Condition
 from typing import Protocol
 from weakref import WeakSet
 
@@ -14,6 +15,9 @@ from foretoken.models.base import LanguageModel
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 _LARGEST = 1 << 60
+
+_MOMENT = 0.1
+"""Seconds after which who waits looks again: streams that are dropped, and requests that are cancelled, tell nobody."""
 
 
 def parse_bytes(value: int | str, name: str = "cache_memory") -> int:
@@ -50,21 +54,32 @@ class Holder(Protocol):
     def max_lengths(self) -> list[int]:
         """Of each of its rows, most tokens that the KV cache may hold before the request ends."""
 
+    @property
+    def runs(self) -> bool:
+        """Its rows are decoded to their ends by a call that is under way."""
+
 
 class Budget:
     """Decides which requests fit into memory together, by the lengths that they may reach.
+
+    Holders may be in several threads. Each takes `changes` to look at what others hold and to hold more, and tells it
+    when it holds less.
 
     Args:
         limit: bytes that the KV caches of all models may take.
         models: that keep KV caches.
 
     Attributes:
+        changes: guards what is held, and who waits.
+        waiting: holders of nothing that wait, in the order in which they came.
         holders: all whose rows share the memory; those that are gone leave by themselves.
     """
 
     def __init__(self, limit: int, models: Sequence[LanguageModel]) -> None:
         self.limit = limit
         self.models = models
+        self.changes = Condition()
+        self.waiting: list[Holder] = []
         self.holders: WeakSet[Holder] = WeakSet()
 
     def needs(self, lengths: Sequence[int]) -> int:
@@ -77,8 +92,21 @@ class Budget:
 
     def held(self, apart_from: Holder | None = None) -> int:
         """Most bytes that the KV caches of all holders' rows may take, one holder left out."""
-        lengths = [other.max_lengths for other in self.holders if other is not apart_from]
+        with self.changes:
+            lengths = [other.max_lengths for other in self.holders if other is not apart_from]
         return sum(self.needs(rows) for rows in lengths if rows)
+
+    def wait(self, holder: Holder) -> bool:
+        """Wait for a moment until another holder holds less; False at once if none goes on by itself.
+
+        The caller has `changes`, and is among those `waiting`.
+        """
+        if self.waiting[0] is holder and not any(
+            other.runs and other.max_lengths for other in self.holders if other is not holder
+        ):
+            return False
+        self.changes.wait(_MOMENT)
+        return True
 
     def check(self, length: int) -> None:
         """Refuse a request that would not fit with the memory to itself.

@@ -178,7 +178,7 @@ class DecodeLoop:
         self._handle_bad_logits(members, verified)
         seconds = _stop(clock, members)
         trace_seconds([members.rows[at] for at in traced], seconds)
-        drafter.observe_seconds(None if prefilled else sum(seconds.values()) - learning)
+        drafter.observe_seconds(None if prefilled or forced else sum(seconds.values()) - learning)
         self._learning = clock.since_stop()
 
     def _decode_plainly(self, members: Membership, passes: int, clock: RoundClock, drafter: Drafter | None) -> None:
@@ -271,8 +271,8 @@ class DecodeLoop:
         for at, row in enumerate(members.rows):
             if verified.usable[at] or row.finished:  # what lies behind the end of an output does not matter
                 continue
-            if verified.stuck[at] and row.matcher is not None:
-                row.fail(row.matcher.stuck_error(len(row.sequence.output)), emitted=True)
+            if verified.stuck[at]:
+                row.fail(row.stuck_error(), emitted=True)
             elif self._prefixes.is_fresh_copy(row):  # NaN in the donor's KV cache may have come with the copy
                 old = row.sequence
                 # A new identity: the drafter's state for the old one is ahead of its tokens.
@@ -330,7 +330,7 @@ class _MemoryGuard:
         return
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or not _is_out_of_memory(error):
+        if error is None or not is_out_of_memory(error):
             return
         clear_frames(error.__traceback__)  # of a pass that failed, see `Scheduler.step`
         raise OutOfMemory(
@@ -388,7 +388,8 @@ def _pass_hidden_states(
     drafter.observe_hidden(batch.sequences, [length - 1 for length in lengths], counts, states)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, and the error is no `OutOfMemory` yet."""
     if isinstance(error, OutOfMemory):
         return False
     told = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -49,9 +49,9 @@ class Engine:
         verifier: a name from `foretoken.verify.names`, or a verifier; ``"auto"`` takes ``"traversal"`` for drafters of
             trees and ``"block"`` for all others.
         num_speculative_tokens: most tokens that are drafted a round; 0 decodes plainly. ``"auto"`` takes what measured
-            costs and acceptance make fastest, round by round, 0 where speculation doesn't pay; a request that names a
-            seed then has a fixed draft length of 5 where its output would depend on it. For drafters of trees this is
-            the number of nodes, and the fixed one is 8.
+            costs and acceptance make fastest, round by round, 0 where speculation doesn't pay; for a request that names
+            a seed and whose output depends on drafts, what assumed costs and its own rounds make fastest. For drafters
+            of trees this is the number of nodes.
         tree: what a drafter does that can grow trees, a model among others: ``"none"`` for chains, ``"static"`` for
             the shape that is best for the number of nodes, drawn, ``"dynamic"`` for the most probable nodes, or what
             `foretoken.drafters.tree_plan.plan_of` takes besides, such as a file with measured rates. None leaves it to

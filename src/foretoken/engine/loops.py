@@ -234,9 +234,15 @@ class Loops:
 
     def put_back(self, loop: DecodeLoop) -> None:
         """Keep a loop whose rows have left for the next call."""
-        # Under a limit, nothing is kept beside what others hold: they may be about to need it.
-        if self.reuse_prefixes and self.target.shares_prefixes and (self.budget is None or not self.budget.held()):
+        if not (self.reuse_prefixes and self.target.shares_prefixes):
+            return
+        if self.budget is None:
             self._idle = loop
+            return
+        with self.budget.changes:
+            # Nothing is kept beside what others hold or wait for.
+            if not self.budget.held() and not self.budget.waiting:
+                self._idle = loop
 
     def cache_use(self, lengths: Sequence[int], most: Sequence[int]) -> tuple[int, int]:
         """Bytes of KV cache of rows of these lengths, and the most that there may be.

@@ -70,10 +70,12 @@ class Scoring:
 
     Attributes:
         wanted: set it to False to have the scoring end early.
+        failure: the error that it ended with, which `step` does not tell: it may be the engine's end; None without one.
     """
 
     def __init__(self, tokens: Sequence[int], top: int, tell: Callable[[list[TokenLogprob] | Exception], None]) -> None:
         self.wanted = True
+        self.failure: Exception | None = None
         self.tell = tell
         self._tokens = tokens
         self._top = top
@@ -90,7 +92,7 @@ class Scoring:
                 if not self._scores.done:
                     self._scores.step()
         except Exception as error:
-            self.tell(error)
+            self.failure = error
             return True
         if self._scores.done:
             release_threads()

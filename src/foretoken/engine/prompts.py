@@ -168,14 +168,14 @@ def encode(
         tools: of a chat, as its template takes them; None for none.
 
     Raises:
-        PromptError: the prompt can't be used.
+        PromptError: the prompt can't be used; `PromptTooLong` for a string that is far longer than the model's context.
     """
     tokenizer = model.tokenizer if tokenizer is None else tokenizer
     tokens: list[Any]
     if isinstance(prompt, str):
         _check_tokenizer(model)
         _check_text(prompt, "prompt")
-        _check_size(model, tokenizer, prompt, "prompt", model.max_length)
+        _check_size(model, tokenizer, prompt, "prompt", model.max_length, PromptTooLong)
         tokens = list(tokenizer(prompt).input_ids)
         if not tokens:
             raise PromptError("prompt is empty: give at least one character")
@@ -205,7 +205,7 @@ def encode_prediction(
         _check_tokenizer(model)
         _check_text(prediction, "prediction")
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
-        _check_size(model, tokenizer, prediction, "prediction", limits.prediction_tokens)
+        _check_size(model, tokenizer, prediction, "prediction", limits.prediction_tokens, PromptError)
         tokens = list(tokenizer(prediction, add_special_tokens=False).input_ids) if prediction else []
     elif isinstance(prediction, AbstractSequence) and not isinstance(prediction, bytes | bytearray | memoryview):
         tokens = list(prediction)
@@ -247,8 +247,9 @@ def _chat(model: ReadsPrompts, messages: Any, tokenizer: Any, tools: list[dict[s
         if not isinstance(content, str | list | tuple) and (content is not None or len(message) == 2):
             raise PromptError(f"the content of chat message {index} is {shown(content)}: give a string")
         if isinstance(content, str):
-            _check_text(content, f"the content of chat message {index}")
-            _check_size(model, tokenizer, content, f"the content of chat message {index}", model.max_length)
+            name = f"the content of chat message {index}"
+            _check_text(content, name)
+            _check_size(model, tokenizer, content, name, model.max_length, PromptTooLong)
     _check_tokenizer(model)
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"the tokenizer of {model.name} has no chat template: give the prompt as a string")
@@ -271,15 +272,15 @@ def _chat(model: ReadsPrompts, messages: Any, tokenizer: Any, tools: list[dict[s
     return tokens
 
 
-def _check_size(model: ReadsPrompts, tokenizer: Any, text: str, name: str, most: int) -> None:
+def _check_size(model: ReadsPrompts, tokenizer: Any, text: str, name: str, most: int, error: type[PromptError]) -> None:
     """Refuse a string that is far too long before it is tokenized, which takes seconds for some megabytes.
 
     Raises:
-        PromptError: even if each of its tokens were `_SHRINKS` times as long as the longest one, which leaves room for
-            tokenizers that drop characters, they would be more than `most`.
+        PromptError: or what `error` is: even if each of its tokens were `_SHRINKS` times as long as the longest one,
+            which leaves room for tokenizers that drop characters, they would be more than `most`.
     """
     if len(text) > most * _SHRINKS and len(text) > (longest := _longest_token(model, tokenizer)) * most * _SHRINKS:
-        raise PromptError(
+        raise error(
             f"{name} has {len(text):,} characters, {model.name} takes {most:,} tokens there, and its longest one has "
             f"{longest:,} characters: shorten it"
         )

@@ -168,6 +168,16 @@ class Row:
         if not emitted:
             self._pieces = []  # an earlier event had them, but those of a round that failed after several passes
 
+    def stuck_error(self) -> Exception:
+        """Why no token is left that the row could be extended with."""
+        length = len(self.sequence.output)
+        if self.matcher is not None:
+            return self.matcher.stuck_error(length)
+        return ParameterError(
+            f"after {length:,} tokens of output {self._model.name} gives no other token a chance than those that the "
+            "request's logit_bias and min_new_tokens forbid: forbid less"
+        )
+
     def event(self) -> StreamEvent:
         """What the last round added."""
         logprobs = None

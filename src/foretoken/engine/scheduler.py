@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as AbstractSequence
+from itertools import islice
 from time import perf_counter
 from traceback import clear_frames
 
@@ -69,13 +70,11 @@ class Scheduler:
         self._budget = budget
         self._waiting: deque[Row] = deque()
         self._requests: dict[Row, Request] = {}  # of all rows, waiting or running
+        self.max_lengths: list[int] = []  # see `Holder`
+        self.runs = False  # likewise
         if budget is not None:
-            budget.holders.add(self)
-
-    @property
-    def max_lengths(self) -> list[int]:
-        """See `Holder`."""
-        return [row.max_length for row in self.loop.rows]
+            with budget.changes:
+                budget.holders.add(self)
 
     @property
     def busy(self) -> bool:
@@ -105,7 +104,8 @@ class Scheduler:
         Raises:
             OutOfMemory: the round did not fit. The running requests end with that error; those that wait stay. The same
                 goes for any other error, and for an interruption such as Ctrl-C. Or nothing runs here, and what waits
-                does not fit beside the requests of another scheduler, which only its own steps can end.
+                does not fit beside the requests of another scheduler, which only its own steps can end: a scheduler
+                that `run`s in another thread is waited for.
         """
         cancelled = [row for row in self._waiting if row.finished]
         events = [(self._requests[row], row.event()) for row in cancelled]
@@ -114,8 +114,6 @@ class Scheduler:
             self._settle(cancelled)
         joining = self._admit()
         running = [*self.loop.rows, *joining]
-        if self._waiting and not running:
-            self._refuse_to_wait(self._waiting[0])
         lengths = [len(row.sequence.tokens) for row in running]
         try:
             self.loop.join(joining)
@@ -126,6 +124,7 @@ class Scheduler:
                 row.fail(why)
             self._settle(running)
             self.loop.clear()
+            self._hold()
             release_threads()
             if isinstance(error, OutOfMemory):
                 clear_frames(error.__traceback__)  # or the round's tensors would live as long as the requests' error
@@ -137,6 +136,7 @@ class Scheduler:
         ]
         events += [(self._requests[row], row.event()) for row in grown]
         self._settle([row for row in grown if row.finished])
+        self._hold()
         if running and not self.busy:
             release_threads()
         return events
@@ -145,16 +145,55 @@ class Scheduler:
         for row in rows:
             self._requests.pop(row).settle()
 
+    def _hold(self) -> None:
+        """Hold memory for the rows that have not ended, and let others know if that is less."""
+        if self._budget is None:
+            return
+        lengths = [row.max_length for row in self.loop.rows if not row.finished]
+        if len(lengths) < len(self.max_lengths):
+            with self._budget.changes:
+                self.max_lengths = lengths
+                self._budget.changes.notify_all()
+
     def _admit(self) -> list[Row]:
-        """Take the requests that fit from the queue."""
-        joining: list[Row] = []
-        lengths = self.max_lengths if self._waiting else []
-        while self._waiting and len(lengths) < self._max_batch_size:
-            lengths.append(self._waiting[0].max_length)
-            if self._budget is not None and not self._budget.fits(lengths, self):
-                break
-            joining.append(self._waiting.popleft())
-            self._requests[joining[-1]].begun_at = perf_counter()
+        """Take the requests that fit from the queue; wait for one to fit if nothing runs here."""
+        if self._budget is None:
+            return self._join(len(self._waiting))
+        with self._budget.changes:
+            held = [row.max_length for row in self.loop.rows]
+            try:
+                while True:
+                    count = self._fitting(self._budget, held)
+                    if count or held or not self._waiting or self._waiting[0].finished:
+                        self.max_lengths = [*held, *(row.max_length for row in islice(self._waiting, count))]
+                        return self._join(count)
+                    if self not in self._budget.waiting:
+                        self._budget.waiting.append(self)
+                        release_threads()
+                    if not self._budget.wait(self):
+                        self._refuse_to_wait(self._waiting[0])
+            finally:
+                if self in self._budget.waiting:
+                    self._budget.waiting.remove(self)
+                    self._budget.changes.notify_all()
+
+    def _fitting(self, budget: Budget, held: list[int]) -> int:
+        """How many requests of the queue fit beside what is held here and elsewhere."""
+        if budget.waiting and budget.waiting[0] is not self:
+            return 0  # whoever came before would wait for ever if others took what becomes free
+        lengths = [*held]
+        for row in islice(self._waiting, self._max_batch_size - len(held)):
+            lengths.append(row.max_length)
+            if not budget.fits(lengths, self):
+                return len(lengths) - 1 - len(held)
+        return len(lengths) - len(held)
+
+    def _join(self, most: int) -> list[Row]:
+        """The first requests of the queue, so many at most, as rows of the round that begins."""
+        count = min(most, len(self._waiting), self._max_batch_size - len(self.loop.rows))
+        joining = [self._waiting.popleft() for _ in range(count)]
+        for row in joining:
+            self._requests[row].begun_at = perf_counter()
         return joining
 
     def _refuse_to_wait(self, row: Row) -> None:
@@ -168,5 +207,12 @@ class Scheduler:
 
     def run(self) -> None:
         """Steps until no request is left."""
-        while self.busy:
-            self.step(told=False)
+        self.runs = True
+        try:
+            while self.busy:
+                self.step(told=False)
+        finally:
+            self.runs = False
+            if self._budget is not None:
+                with self._budget.changes:
+                    self._budget.changes.notify_all()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -46,7 +48,7 @@ class Verified:
         sound: of each row, how many of the accepted tokens and the one after them follow nodes from whose logits a
             token could be sampled: those before the first other node. Plain decoding would have emitted these, too.
         usable: of each row, whether that is all of them.
-        stuck: of each row that is not usable, whether its grammar and other parameters left no token at that node.
+        stuck: of each row that is not usable, whether its grammar or other parameters left no token at that node.
         scores: ``[B, N+1, V]``, the logits that were verified, grammars applied; may be the model's own memory, which
             its next pass overwrites.
     """
@@ -109,6 +111,10 @@ def verify_round(
     dead: list[list[bool]] | None = None
     if any(matcher is not None for matcher in matchers):
         logits, dead = _apply_grammars(groups, sequences, draft, logits, matchers)
+    forbidding = _may_forbid_all(groups, sequences, logits, matchers)
+    if forbidding:
+        found = _overwrite_dead_nodes(groups, sequences, draft, logits, forbidding)
+        dead = found if dead is None else [found[row] if row in forbidding else own for row, own in enumerate(dead)]
     verdict = _decide(groups, sequences, draft, logits)
     accepted = verdict.accepted
     whole = [len(path) + 1 for path in accepted]
@@ -139,19 +145,54 @@ def _apply_grammars(
 ) -> tuple[Tensor, list[list[bool]]]:
     """The masked logits ``[B, N+1, V]``, and which nodes no token is left at: those have zeros."""
     masked = mask_logits(logits, matchers, draft.tokens, draft.parents, draft.counts)
-    dead = torch.zeros(masked.shape[:2], dtype=torch.bool, device=masked.device)
+    rows = {row for row, matcher in enumerate(matchers) if matcher is not None}
+    return masked, _overwrite_dead_nodes(groups, sequences, draft, masked, rows)
+
+
+def _may_forbid_all(
+    groups: AbstractSequence[VerifierGroup],
+    sequences: AbstractSequence[Sequence],
+    logits: Tensor,
+    matchers: AbstractSequence[GrammarMatcher | None],
+) -> set[int]:
+    """Rows without a grammar whose parameters forbid tokens while the model gives others no chance.
+
+    Where all scores are finite, something is left: parameters that forbid every token are refused.
+    """
+    rows = sorted(
+        group.rows[place]
+        for group in groups
+        if group.sampler.alters
+        for place in group.sampler.penalties.banning([sequences[row] for row in group.rows])
+        if not matchers or matchers[group.rows[place]] is None
+    )
+    if not rows:
+        return set()
+    least = (logits if len(rows) == len(logits) else logits[rows]).amin((1, 2)).tolist()
+    return {row for row, score in zip(rows, least, strict=True) if score == -inf}
+
+
+def _overwrite_dead_nodes(
+    groups: AbstractSequence[VerifierGroup],
+    sequences: AbstractSequence[Sequence],
+    draft: Draft,
+    logits: Tensor,
+    watched: Collection[int],
+) -> list[list[bool]]:
+    """Which nodes ``[B, N+1]`` no token is left at, in rows whose grammar or parameters forbid tokens."""
+    dead = torch.zeros(logits.shape[:2], dtype=torch.bool, device=logits.device)
     for group in groups:
-        inside = [(place, row) for place, row in enumerate(group.rows) if matchers[row] is not None]
+        inside = [(place, row) for place, row in enumerate(group.rows) if row in watched]
         if not inside:
             continue
         places, rows = map(list, zip(*inside, strict=True))
-        scores = masked[rows]
+        scores = logits[rows]
         if group.sampler.alters:  # a bias or a minimum length may ban what the grammar leaves
             scores = group.sampler.select(places).scores(scores, [sequences[row] for row in rows], draft.part(rows))
         dead[rows] = scores.amax(-1) == -torch.inf
-    masked[dead] = 0
+    logits[dead] = 0
     found: list[list[bool]] = dead.tolist()
-    return masked, found
+    return found
 
 
 def _overwrite_bad_nodes(logits: Tensor) -> list[list[bool]] | None:
@@ -171,22 +212,27 @@ def _decide(
     logits: Tensor,
 ) -> Verdict:
     if len(groups) == 1:
-        return decide_batch(groups[0].verifier, groups[0].sampler, sequences, draft, logits)
+        if not groups[0].verifier.trees:
+            draft = _as_chains(draft)
+        return decide_batch(groups[0].verifier, groups[0].sampler, sequences, draft, logits[:, : draft.width + 1])
     parts: list[Verdict] = []
     for group in groups:
-        part, scores = draft.part(group.rows), logits[group.rows]
-        if not draft.is_chain and part.has_chains():
-            part = part.chains()
+        part = _as_chains(draft.part(group.rows))
         verdict = decide_batch(
             group.verifier,
             group.sampler,
             [sequences[row] for row in group.rows],
             part,
-            scores[:, : part.width + 1],
+            logits[group.rows, : part.width + 1],
         )
         parts.append(verdict)
     order = torch.tensor([row for group in groups for row in group.rows], device=logits.device).argsort()
     return join(parts, order)
+
+
+def _as_chains(draft: Draft) -> Draft:
+    """The same draft, said to be of chains if no row of it branches."""
+    return draft.chains() if not draft.is_chain and draft.has_chains() else draft
 
 
 def decide_batch(

@@ -7,17 +7,25 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import RLock, Thread, current_thread
 from time import monotonic
+from traceback import clear_frames
 from typing import Any
 
+import torch
+
 from foretoken.engine.arrivals import Call
+from foretoken.engine.decode_loop import is_out_of_memory
 from foretoken.engine.engine import Engine
 from foretoken.engine.outputs import StreamEvent
 from foretoken.engine.prompt_scores import Scoring
 from foretoken.engine.prompts import Prompt
 from foretoken.engine.scheduler import Request
 from foretoken.engine.taken import give_back, take
-from foretoken.errors import EngineClosed, ForetokenError, QueueTimeout, SlowConsumer
+from foretoken.errors import EngineClosed, ForetokenError, OutOfMemory, QueueTimeout, SlowConsumer
 from foretoken.sampling import SamplingParams
+
+_MOST_FAILED = 3
+"""Rounds and scorings that may fail in a row before the target is tried by itself; those without enough memory do not
+count."""
 
 _CLOSED = "this AsyncEngine is closed: make another one"
 
@@ -54,6 +62,7 @@ class Worker:
         # point, even while this thread holds the lock: so it is reentrant, and `cancel` takes none.
         self._lock = RLock()
         self._closed, self._has_engine = False, True
+        self._failed_in_a_row = 0  # rounds and scorings
         self.failure: Exception | None = None
         self._thread: Thread | None = None
 
@@ -137,6 +146,10 @@ class Worker:
             return
         try:
             if scoring.step(self.engine.target):
+                if scoring.failure is not None:
+                    if self._recurs(scoring.failure):
+                        raise scoring.failure
+                    scoring.tell(scoring.failure)
                 return
             if self.engine.busy:
                 self._step()
@@ -178,11 +191,14 @@ class Worker:
             events = self.engine.step()
         except Exception as error:
             ended = [request for request in self._calls if request.finished]
-            if not ended:  # not a round's error, which would have ended the running requests: it would recur for ever
+            # Without any it is no round's error, which would have ended the running requests: it would recur for ever.
+            if not ended or self._recurs(error):
                 raise
             for request in ended:
                 self._calls.pop(request).send(error)
             return
+        if events:
+            self._failed_in_a_row = 0
         sent: list[tuple[Call, StreamEvent | Exception]] = []
         now = monotonic()
         for request, event in events:
@@ -200,6 +216,23 @@ class Worker:
                 sent.append((call, event))
         for call in Call.send_all(sent):
             self._cancel(call)
+
+    def _recurs(self, error: Exception) -> bool:
+        """Whether every later round would fail as this one did, or this scoring, so that a server had better end."""
+        # From torch 2.8 on: a device that is lost for this process says so, and one that refused a single call.
+        by_device = hasattr(torch, "AcceleratorError") and isinstance(error, torch.AcceleratorError)
+        target = self.engine.target
+        if target.decoder_start_token_id is not None:  # it can't be tried by itself
+            return by_device
+        self._failed_in_a_row += not _is_of_memory(error)  # a smaller request may fit
+        if self._failed_in_a_row < _MOST_FAILED and not by_device:
+            return False
+        # Somebody may have asked again and again for what fails by itself alone: does the target compute anything?
+        self._failed_in_a_row = 0
+        clear_frames(error.__traceback__)  # of what failed, whose tensors may take the memory that the try needs
+        tried = Scoring([0, 0], 0, lambda _: None)
+        tried.step(target)
+        return tried.failure is not None and not _is_of_memory(tried.failure)
 
     def _end(self) -> None:
         """Cancel what is left, and leave the engine without requests."""
@@ -226,6 +259,10 @@ class Worker:
         for call in self._calls.values():
             call.send(error)
         self._calls.clear()
+
+
+def _is_of_memory(error: Exception) -> bool:
+    return isinstance(error, OutOfMemory) or is_out_of_memory(error)
 
 
 def _as_exception(error: BaseException) -> Exception:

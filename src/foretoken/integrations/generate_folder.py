@@ -7,6 +7,7 @@ arguments of ``generate`` itself. Ours imports this module, so that the folder n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,8 +72,36 @@ def write_folder(path: str | Path) -> Path:
 
 def generate(
     inputs: Any = None,
-    *,
+    generation_config: Any = None,
+    *further: Any,
     model: Any,
+    custom_generate: Any = None,
+    **arguments: Any,
+) -> Any:
+    """What transformers calls for a folder of `write_folder`. The model keeps engines, one for each set of options.
+
+    Args:
+        inputs, generation_config, further: the first arguments of ``generate``, in its order.
+        model: the model.
+        custom_generate: another function or folder, which is called instead.
+        arguments: all others of ``generate``, as for it, ``assistant_model``, ``streamer``, ``stop_strings`` and
+            ``tokenizer`` among them; and ``drafter``, ``verifier`` and ``num_speculative_tokens`` as for `Engine`,
+            ``seed`` as for `foretoken.custom_generate`, and ``engine_options``, further options of `Engine`.
+
+    Raises:
+        ParameterError: see `foretoken.custom_generate`; also both a drafter and an assistant model.
+    """
+    # The class's own: a model from a folder with custom_generate has this function in its place.
+    own = partial(type(model).generate, model, inputs, generation_config, *further)
+    if custom_generate is not None:
+        return own(custom_generate=custom_generate, **arguments)
+    return own(**_speculating(model, generation_config, **arguments))
+
+
+def _speculating(
+    model: Any,
+    generation_config: Any,
+    *,
     drafter: Any = None,
     verifier: str | AnyVerifier = "auto",
     num_speculative_tokens: int | Literal["auto"] = "auto",
@@ -80,44 +109,26 @@ def generate(
     engine_options: Mapping[str, Any] | None = None,
     assistant_model: Any = None,
     streamer: Any = None,
-    stop_strings: Any = None,
     tokenizer: Any = None,
     **arguments: Any,
-) -> Any:
-    """What transformers calls for a folder of `write_folder`. The model keeps its engines, one for each set of options.
-
-    Args:
-        inputs: as for ``generate``.
-        model: the model.
-        drafter: as for `Engine`; default: `assistant_model`, or else ``auto``.
-        verifier, num_speculative_tokens: as for `Engine`.
-        seed: as for `foretoken.custom_generate`.
-        engine_options: further options of `Engine`.
-        assistant_model: a draft model, as for ``generate``.
-        streamer, stop_strings, tokenizer: as for ``generate``.
-        arguments: all others of ``generate``.
-
-    Raises:
-        ParameterError: see `foretoken.custom_generate`; also both a drafter and an assistant model.
-    """
+) -> dict[str, Any]:
+    """The arguments of transformers' ``generate`` with which it speculates; None stays, since it disables options."""
     if drafter is not None and assistant_model is not None:
         raise ParameterError("drafter and assistant_model: give one of them, both are what drafts")
     drafter = drafter if drafter is not None else AUTO if assistant_model is None else assistant_model
     options = dict(engine_options or {})
     refuse_engine_options(options)
-    # Engines keep what they were made with, so that an id stays that of the same object.
-    settings = tuple(
-        one if isinstance(one, str | int | float | bool | None) else id(one)
-        for one in (drafter, verifier, num_speculative_tokens, *(x for item in sorted(options.items()) for x in item))
-    )
-    speculate = generate_with(
-        kept_engines(model).owner(settings),
+    configs = [config for config in (generation_config, model.generation_config) if config is not None]
+    configured = next((config.stop_strings for config in configs if config.stop_strings is not None), None)
+    stop_strings = arguments.pop("stop_strings", configured)
+    if configured is not None:
+        arguments["stop_strings"] = None  # served here: transformers drops the tokenizer that they need
+    arguments["custom_generate"] = generate_with(
+        kept_engines(model).owner((drafter, verifier, num_speculative_tokens, options)),
         lambda one: Engine(one, drafter, verifier, num_speculative_tokens, **options),
         seed=seed,
         streamer=streamer,
         stop_strings=stop_strings,
         tokenizer=tokenizer,
     )
-    given = {name: value for name, value in arguments.items() if value is not None}
-    # The class's own: a model from a folder with custom_generate has this function in its place.
-    return type(model).generate(model, inputs, custom_generate=speculate, **given)
+    return arguments

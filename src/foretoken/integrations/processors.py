@@ -25,11 +25,11 @@ class RowSteps:
     """The logits processors of a row.
 
     Attributes:
-        padding: padding tokens before the row's own, which the processors get as well.
+        given: the row of ``input_ids``, its padding included: the processors get it, and the output after it.
         processors: as they would be for a batch of this row alone.
     """
 
-    padding: list[int]
+    given: list[int]
     processors: Any
 
 
@@ -37,7 +37,8 @@ class ProcessorSampler(Sampler):
     """A sampler that runs transformers' logits processors instead of Foretoken's own steps.
 
     They take whole sequences, so that each node of each row is a call of its own. They are not called for nodes below a
-    token that they forbid: those are never reached, and a grammar may be undefined there.
+    token that they forbid, nor for an end token's and those below it: those are never reached, and a grammar may be
+    undefined there.
     """
 
     def __init__(
@@ -47,20 +48,28 @@ class ProcessorSampler(Sampler):
         steps: Mapping[int, RowSteps],
         *,
         alters: bool,
+        ends: frozenset[int] = frozenset(),
         vocab_size: int,
         device: torch.device | str,
     ) -> None:
-        """Take `steps` by sequence id; `alters` tells whether there are any processors."""
+        """Take `steps` by sequence id; `alters`: there are processors; `ends`: tokens that end every output."""
         super().__init__(params, seeds, vocab_size=vocab_size, device=device)
         self.alters = alters
         self._altered = frozenset(range(len(self.params)) if alters else ())
         self._steps = steps
+        self._ends = ends
 
     def select(self, rows: AbstractSequence[int] | Tensor) -> ProcessorSampler:
         """A sampler of some of the rows, with their processors."""
         params, seeds = self._of_rows(rows)
         return ProcessorSampler(
-            params, seeds, self._steps, alters=self.alters, vocab_size=self.vocab_size, device=self.device
+            params,
+            seeds,
+            self._steps,
+            alters=self.alters,
+            ends=self._ends,
+            vocab_size=self.vocab_size,
+            device=self.device,
         )
 
     def scores(
@@ -73,7 +82,7 @@ class ProcessorSampler(Sampler):
         tokens = torch.cat([torch.zeros_like(draft.counts[:, None]), draft.tokens], dim=1)
         for row, sequence in enumerate(sequences):
             steps = self._steps[sequence.id]
-            prefix = steps.padding + sequence.tokens
+            prefix = steps.given + sequence.output
             parents = [0, *draft.parents[row].tolist()]
             unreachable: set[int] = set()
             for column in range(scores.shape[1]):
@@ -85,7 +94,10 @@ class ProcessorSampler(Sampler):
                         continue
                 on_path = above[row, node].clone()
                 on_path[0] = False
-                path = torch.tensor([prefix + tokens[row][on_path].tolist()], device=scores.device)
+                drafted = tokens[row][on_path].tolist()
+                if not self._ends.isdisjoint(drafted):
+                    continue
+                path = torch.tensor([prefix + drafted], device=scores.device)
                 scores[row, column] = steps.processors(path, scores[row, column : column + 1])[0]
                 # Below a draft token all may be forbidden, since the draft token itself may still be rejected.
                 if node == 0 and bool((scores[row, column] == -torch.inf).all()):

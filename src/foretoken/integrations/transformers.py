@@ -136,7 +136,7 @@ def generate_with(
                 )
                 if streamer is not None:
                     streamer.put(input_ids.cpu())
-                _run(engine, rows, logits_processor)
+                _run(engine, rows, logits_processor, frozenset(_end_tokens(generation_config)))
         _warn_of_context(engine, rows)
         pad = _padding_token(generation_config)
         outputs = [row.sequence.output for row in rows]
@@ -195,11 +195,9 @@ def _rows(
         )
         if encoder_ids is None:
             sequence = Sequence(tokens, len(tokens), params, key)
-            padding = given_tokens[: len(given_tokens) - len(tokens)]
         else:
-            sequence = Sequence(given_tokens, len(given_tokens), params, key, source=tokens)
-            padding = []
-        rows.append(_BatchRow(sequence, engine, padding, stop))
+            sequence = Sequence(list(given_tokens), len(given_tokens), params, key, source=tokens)
+        rows.append(_BatchRow(sequence, engine, given_tokens, stop))
     return rows
 
 
@@ -209,13 +207,13 @@ def _one_for_each(rows: Tensor, given: Tensor) -> Tensor:
     return given.repeat_interleave(copies, 0) if copies > 1 else given
 
 
-def _run(engine: Engine, rows: list[_BatchRow], processors: Any) -> None:
-    """Decode all rows to their ends.
+def _run(engine: Engine, rows: list[_BatchRow], processors: Any, ends: frozenset[int]) -> None:
+    """Decode all rows to their ends, with processors that are not called behind `ends`.
 
     Raises:
         ForetokenError: a row failed.
     """
-    loop = engine.decode_loop(lambda sequences: _processor_sampler(sequences, rows, processors, engine))
+    loop = engine.decode_loop(lambda sequences: _processor_sampler(sequences, rows, processors, ends, engine))
     waiting = list(rows)
     while waiting or loop.rows:
         free = engine.max_batch_size - len(loop.rows)
@@ -254,8 +252,13 @@ def _padding_token(config: Any) -> int:
     """What rows that ended earlier are filled with: as in ``generate``, an end token where there is no other."""
     if config.pad_token_id is not None:
         return int(config.pad_token_id)
+    return next(iter(_end_tokens(config)), 0)
+
+
+def _end_tokens(config: Any) -> list[int]:
+    """The tokens that end an output: transformers has a stopping criterion for them."""
     ends = config.eos_token_id
-    return 0 if ends is None else int(torch.as_tensor(ends).flatten()[0])
+    return [] if ends is None else torch.as_tensor(ends).flatten().tolist()
 
 
 def _warn_of_context(engine: Engine, rows: list[_BatchRow]) -> None:
@@ -326,23 +329,27 @@ def _says_stop(criterion: Any, tokens: Tensor) -> bool:
 class _BatchRow(Row):
     """A row of ``generate``'s batch, which ends when a stopping criterion is met."""
 
-    def __init__(self, sequence: Sequence, engine: Engine, padding: list[int], stop: _Stop) -> None:
+    def __init__(self, sequence: Sequence, engine: Engine, given: list[int], stop: _Stop) -> None:
         super().__init__(sequence, engine.target, verifier=engine.verifier)
-        self.padding = padding
+        self.given = given  # with its padding
         self._stop = stop
 
     def must_stop(self, token: int) -> bool:
         """Whether a criterion is met by the sequence, which ends with `token`."""
-        return self._stop(token, torch.tensor([self.padding + self.sequence.tokens], device=self._model.device))
+        return self._stop(token, torch.tensor([self.given + self.sequence.output], device=self._model.device))
 
 
 def _processor_sampler(
-    sequences: AbstractSequence[Sequence], rows: AbstractSequence[_BatchRow], processors: Any, engine: Engine
+    sequences: AbstractSequence[Sequence],
+    rows: AbstractSequence[_BatchRow],
+    processors: Any,
+    ends: frozenset[int],
+    engine: Engine,
 ) -> ProcessorSampler:
     """A sampler of some of a batch's rows."""
     numbers = {row.sequence.id: number for number, row in enumerate(rows)}
     steps = {
-        sequence.id: RowSteps(rows[numbers[sequence.id]].padding, for_row(processors, numbers[sequence.id], len(rows)))
+        sequence.id: RowSteps(rows[numbers[sequence.id]].given, for_row(processors, numbers[sequence.id], len(rows)))
         for sequence in sequences
     }
     return ProcessorSampler(
@@ -350,6 +357,7 @@ def _processor_sampler(
         [sequence.seed for sequence in sequences],
         steps,
         alters=len(processors) > 0,
+        ends=ends,
         vocab_size=engine.target.vocab_size,
         device=engine.target.device,
     )

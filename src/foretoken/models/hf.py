@@ -60,10 +60,9 @@ class HFModel(traits.Wrapped):
     def exit_after(self, layers: int) -> HFModel:
         """See `LanguageModel.exit_after`."""
         name = f"{self.name} after {layers} of {self.num_layers} layers"
-        early = HFModel(traits.first_layers(self.module, layers), self.tokenizer, name, self._patterns)
+        early = type(self)(traits.first_layers(self.module, layers), self.tokenizer, name, self._patterns)
         early.num_layers = layers
         cache = early.open(1)
-        assert isinstance(cache, SlotCache)
         one = torch.zeros((1, 1), dtype=torch.int64)
         try:
             early.forward(one, one - 1, one[0] + 1, cache)
@@ -72,12 +71,18 @@ class HFModel(traits.Wrapped):
                 f"{self.name} ({type(self.module).__name__}) can't be left early ({type(error).__name__}: {error}): "
                 "use a drafter of another kind"
             ) from error
-        if len(cache.layers) != layers:
+        run = early.layers_in(cache)
+        if run != layers:
             raise ModelError(
-                f"{self.name} ({type(self.module).__name__}) can't be left after {layers} layers: {len(cache.layers)} "
+                f"{self.name} ({type(self.module).__name__}) can't be left after {layers} layers: {run} "
                 "were run; use a drafter of another kind"
             )
         return early
+
+    def layers_in(self, cache: Cache) -> int:
+        """The number of layers that have written to a cache."""
+        assert isinstance(cache, SlotCache)
+        return len(cache.layers)
 
     def forward(
         self,
@@ -90,14 +95,38 @@ class HFModel(traits.Wrapped):
     ) -> Scores:
         """See `LanguageModel.forward`. Parents and counts on the CPU spare a synchronisation with the device."""
         assert isinstance(cache, SlotCache)
+        return self._score(tokens, parents, counts, cache, keep, hidden_layers, self.max_length)
+
+    def _score(
+        self,
+        tokens: Tensor,
+        parents: Tensor,
+        counts: Tensor,
+        slots: SlotCache,
+        keep: Keep,
+        hidden_layers: Sequence[int],
+        limit: int,
+        last: int | None = None,
+    ) -> Scores:
+        """One pass over slots.
+
+        Args:
+            tokens: see `forward`, as all that is not named here.
+            limit: positions are below it.
+            last: position of each row's last column, which is padding; None for the position that follows.
+        """
         width = tokens.shape[1]
         with torch.inference_mode():
-            plan = cache.begin(parents, counts, width)
+            plan = slots.begin(parents, counts, width)
+            positions = self._masks.positions(plan, limit)
+            if last is not None:
+                positions = positions.clone()
+                positions[:, -1] = last
             arguments: dict[str, Any] = {
                 "input_ids": tokens.to(self.device),
                 "attention_mask": self._attention_mask(plan),
-                "position_ids": self._masks.positions(plan, self.max_length),
-                "past_key_values": cache,
+                "position_ids": positions,
+                "past_key_values": slots,
                 "use_cache": True,
             }
             if hidden_layers:

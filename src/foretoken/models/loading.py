@@ -193,7 +193,9 @@ def _load_by_transformers_config(
     if runner != "hf" or options.quantize not in (None, "auto"):
         resolved = torch.float32 if config.is_encoder_decoder else resolve_dtype(dtype, config, device)
         folder = Path(source) if Path(source).is_dir() else None
-        reason = _refusal(config, folder, resolved, device, kwargs)
+        # Without that, transformers takes its own class of a type that it knows.
+        own_code = hub["trust_remote_code"] and transformers_loading.has_own_code(config, architecture)
+        reason = _refusal(config, folder, resolved, device, kwargs, own_code)
         if reason is None:
             folder = folder or _download(source, hub)
             reason = native.refusal(config, folder, resolved, device)
@@ -237,7 +239,8 @@ def _of_module(module: Any, tokenizer: Any, name: str | None, options: native.Op
     config = getattr(module, "config", None)
     name = name or getattr(config, "name_or_path", "") or type(module).__name__
     device = next(module.parameters()).device
-    reason = native.refusal(config, None, module.dtype, device)
+    own_code = bool(getattr(config, "auto_map", None)) and not type(module).__module__.startswith("transformers.")
+    reason = native.refusal(config, None, module.dtype, device, own_code=own_code)
     _check_runner(runner, options.quantize, name, reason)
     model = native.build(
         module,
@@ -259,11 +262,12 @@ def _refusal(
     dtype: torch.dtype,
     device: torch.device,
     kwargs: dict[str, Any],
+    own_code: bool,
 ) -> str | None:
     """Why a checkpoint can't run natively; None if it can."""
     if kwargs:
         return f"{next(iter(kwargs))}={shown(next(iter(kwargs.values())))} is an option of transformers"
-    return native.refusal(config, folder, dtype, device)
+    return native.refusal(config, folder, dtype, device, own_code=own_code)
 
 
 def _check_runner(runner: Runner, quantize: str | None, name: str, reason: str | None) -> None:

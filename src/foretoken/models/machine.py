@@ -1,14 +1,13 @@
-"""What the machine is, and how fast it reads memory."""
+"""What the machine is, and how fast it reads memory. Imports no torch by itself: processes without a model ask, too."""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from foretoken.models.processor import cpuinfo
 
 _FLAGS = (
     "avx2",
@@ -35,6 +34,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
     import transformers
 
     import foretoken
+    from foretoken.models.processor import cpuinfo
 
     info = cpuinfo()
     flags = info.get("flags", info.get("Features", "")).split()
@@ -59,9 +59,25 @@ def describe(device: str = "cpu") -> dict[str, Any]:
     return described
 
 
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Processors that this process may use, at least 1: no more than it has time of, where its container limits that.
+
+    Args:
+        group: where Linux shows the container's limits.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = _processor_time(group)
+    return max(min(count, int(limit)), 1) if limit else count
+
+
+def _processor_time(group: Path) -> float:
+    """Seconds of processors a second that a container may have; 0 for any number."""
+    v1 = group / "cpu"
+    for files in ([group / "cpu.max"], [v1 / "cpu.cfs_quota_us", v1 / "cpu.cfs_period_us"]):
+        with suppress(OSError, ValueError):  # there is no such file, or no limit (`max`)
+            most, period = " ".join(file.read_text() for file in files).split()
+            return max(int(most), 0) / int(period)  # -1 for no limit
+    return 0.0
 
 
 def bandwidth(device: str = "cpu", threads: int | None = None, tries: int = 5) -> float:

@@ -37,6 +37,11 @@ class Pattern:
 
 FULL = Pattern()
 
+_NO_WINDOWS = ("llama",)
+"""Model types whose classes in transformers read no window, whatever else a config says."""
+_ONE_WINDOW = ("mistral", "phi3")
+"""Those that have one window in all layers, or none, and read neither types of layers nor chunks."""
+
 
 def patterns_of(config: Any) -> dict[str, Pattern] | Pattern | None:
     """The attention pattern of each layer type, or one for all layers, or None if there is more than attention.
@@ -44,6 +49,9 @@ def patterns_of(config: Any) -> dict[str, Pattern] | Pattern | None:
     Args:
         config: the model's text config.
     """
+    model_type = getattr(config, "model_type", None)
+    if model_type in _NO_WINDOWS:
+        return FULL
     window = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
     known = {
@@ -52,14 +60,14 @@ def patterns_of(config: Any) -> dict[str, Pattern] | Pattern | None:
         "chunked_attention": Pattern(chunk=chunk),
     }
     layer_types = getattr(config, "layer_types", None)
-    if layer_types:
+    if layer_types and model_type not in _ONE_WINDOW:
         if not set(layer_types) <= set(known):
             return None
         found = {layer_type: known[layer_type] for layer_type in dict.fromkeys(layer_types)}
         return found if len(set(found.values())) > 1 else next(iter(found.values()))
     if window is not None:
         return Pattern(window=window)
-    return FULL if chunk is None else Pattern(chunk=chunk)
+    return FULL if chunk is None or model_type in _ONE_WINDOW else Pattern(chunk=chunk)
 
 
 class MaskBuilder:

@@ -74,6 +74,7 @@ class RecomputeModel(traits.Wrapped):
         super().__init__(module, tokenizer, name)
         self._output = traits.OutputLayer(module)
         self._accepts = traits.accepts(module)
+        self._switch = traits.switch_length(traits.text_config(module))
 
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
@@ -145,6 +146,29 @@ class RecomputeModel(traits.Wrapped):
             cache: whose rows these are.
             hidden_layers: whose hidden states are returned.
         """
+        switch = self._switch
+        if switch is None or len({position < switch for _, position in wanted}) < 2:
+            return self._score_alike(sequences, rows, wanted, cache, hidden_layers)
+        # transformers picks the rotary frequencies of a call by its longest sequence.
+        parts, order = [], []
+        for is_long in (False, True):
+            chosen = [i for i, (_, position) in enumerate(wanted) if (position >= switch) == is_long]
+            used = sorted({wanted[i][0] for i in chosen})
+            cut = [sequences[number] if is_long else sequences[number][:switch] for number in used]
+            pairs = [(used.index(wanted[i][0]), wanted[i][1]) for i in chosen]
+            parts.append(self._score_alike(cut, [rows[number] for number in used], pairs, cache, hidden_layers))
+            order += chosen
+        return self._in_order(parts, order)
+
+    def _score_alike(
+        self,
+        sequences: list[list[int]],
+        rows: list[int],
+        wanted: list[tuple[int, int]],
+        cache: TokenCache,
+        hidden_layers: Sequence[int],
+    ) -> list[Tensor]:
+        """The same where all wanted positions have the same rotary frequencies."""
         longest = max((len(sequence) for sequence in sequences), default=1)
         size = max(1, MAX_TOKENS // longest)
         parts: list[list[Tensor]] = []
@@ -155,7 +179,11 @@ class RecomputeModel(traits.Wrapped):
             part = sequences[first : first + size] or [[0]]
             pairs = [(wanted[i][0] - first, wanted[i][1]) for i in chosen]
             parts.append(self._pass(part, rows[first : first + size] or [0], pairs, cache, hidden_layers))
-        if order == list(range(len(wanted))):
+        return self._in_order(parts, order)
+
+    def _in_order(self, parts: list[list[Tensor]], order: list[int]) -> list[Tensor]:
+        """Values of several calls, each number i of them put in the place ``order[i]``."""
+        if order == list(range(len(order))):
             return [torch.cat(values) for values in zip(*parts, strict=True)]
         back = torch.argsort(torch.tensor(order)).to(self.device)
         return [torch.cat(values)[back] for values in zip(*parts, strict=True)]

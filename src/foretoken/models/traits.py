@@ -101,14 +101,33 @@ def hidden_states(output: Any) -> Any:
 
 def turns_by_length(config: Any) -> bool:
     """Whether rotary frequencies depend on the sequence's length."""
-    settings = [getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)]
+    return any(_rope_type(one) in ("dynamic", "longrope") for one in _rope_settings(config))
+
+
+def switch_length(config: Any) -> int | None:
+    """The longest sequence, in tokens, of the first of two sets of rotary frequencies; None where there is one set."""
+    name = "original_max_position_embeddings"
+    for one in _rope_settings(config):
+        original = one.get(name) or getattr(config, name, None)
+        if _rope_type(one) == "longrope" and original is not None and original < max_length(config):
+            return int(original)
+    return None
+
+
+def _rope_settings(config: Any) -> list[dict[str, Any]]:
+    """A config's rotary parameters, those of each type of layer included."""
+    settings: list[Any] = [getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)]
+    found = []
     while settings:
         one = settings.pop()
         if isinstance(one, dict):
-            if one.get("rope_type", one.get("type")) in ("dynamic", "longrope"):
-                return True
+            found.append(one)
             settings.extend(one.values())
-    return False
+    return found
+
+
+def _rope_type(settings: dict[str, Any]) -> Any:
+    return settings.get("rope_type", settings.get("type"))
 
 
 def first_layers(module: Any, layers: int) -> Any:

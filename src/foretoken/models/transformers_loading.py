@@ -110,5 +110,16 @@ def architecture_of(config: Any, name: str) -> Any:
     raise ModelError(f"{name} ({named}) is no language model: load a causal or an encoder-decoder language model")
 
 
+def has_own_code(config: Any, architecture: Any) -> bool:
+    """Whether transformers, where it trusts a checkpoint, runs code of the checkpoint's own for it.
+
+    Args:
+        config: the checkpoint's.
+        architecture: what `architecture_of` found; code for another one, such as `AutoModel`, is not run.
+    """
+    named = architecture.__name__ in (getattr(config, "auto_map", None) or {})
+    return named or not type(config).__module__.startswith("transformers.")
+
+
 def _named_causal(config: Any) -> bool:
     return any("CausalLM" in architecture for architecture in getattr(config, "architectures", None) or [])

@@ -9,10 +9,12 @@ from foretoken.errors import ModelError
 from foretoken.models import attention
 from foretoken.models.base import LanguageModel
 from foretoken.models.hf import HFModel
+from foretoken.models.longrope import LongRopeModel
 from foretoken.models.probe import refusal
 from foretoken.models.recompute import RecomputeModel
 from foretoken.models.seq2seq import RecomputeSeq2SeqModel, Seq2SeqModel
 from foretoken.models.threads import turn_of
+from foretoken.models.traits import switch_length, text_config
 
 _EXACT_ATTENTION = ("eager", "sdpa", attention.NAME)
 
@@ -53,12 +55,13 @@ def _wrapped(module: Any, tokenizer: Any, name: str) -> LanguageModel:
             return Seq2SeqModel(module, tokenizer, name)
         return _slow(RecomputeSeq2SeqModel, module, tokenizer, name, reason)
     packed = attention.install(module)
-    reason = refusal(module, HFModel)
+    wrapper = HFModel if switch_length(text_config(module)) is None else LongRopeModel
+    reason = refusal(module, wrapper)
     if reason is not None and packed:
         module.set_attn_implementation("sdpa")
-        reason = refusal(module, HFModel)
+        reason = refusal(module, wrapper)
     if reason is None:
-        return HFModel(module, tokenizer, name)
+        return wrapper(module, tokenizer, name)
     return _slow(RecomputeModel, module, tokenizer, name, reason)
 
 

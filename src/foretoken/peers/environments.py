@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -72,32 +73,47 @@ def _run(command: Sequence[str]) -> int:
 def install(names: Sequence[str], peers: Path, run: Command = _run) -> None:
     """Make environments under a folder and install engines into them; existing ones are brought up to date.
 
+    A new environment whose engine can't be installed is removed again.
+
     Args:
         names: of engines.
         peers: the folder.
         run: runs a command.
 
     Raises:
-        ParameterError: an engine that has no environment of its own.
+        ParameterError: an engine that has no environment of its own, or something else is where it would be made.
         PeerError: a command failed.
     """
     known = {kind.name: kind for kind in installable()}
     for name in names:
         if name not in known:
             raise ParameterError(f"engine {name!r} can't be installed: choose from {', '.join(known)}")
+        folder = peers / known[name].folders[0]
+        if folder.exists() and not _is_environment(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+            raise ParameterError(
+                f"{name} can't be installed: {str(folder)!r} holds something else than an environment (it has no "
+                "pyvenv.cfg): name another folder with --peers, or move what is there"
+            )
     for name in names:
         kind = known[name]
         folder = peers / kind.folders[0]
-        steps = [[sys.executable, "-m", "venv", str(folder)]] if not (folder / "pyvenv.cfg").exists() else []
+        fresh = not _is_environment(folder)  # so there is nothing in it that could be lost
+        steps = [[sys.executable, "-m", "venv", str(folder)]] if fresh else []
         python = str(_python(folder))
         steps.append(
             [python, "-m", "pip", "install", *build_options(kind, cpuinfo().get("flags", "")), *kind.requirements]
         )
         steps += [[python, *command] for command in kind.after_install]
-        for step in steps:
-            status = run(step)
-            if status != 0:
-                raise PeerError(f"{name} could not be installed: {' '.join(step)} ended with status {status}")
+        installed = False
+        try:
+            for step in steps:
+                status = run(step)
+                if status != 0:
+                    raise PeerError(f"{name} could not be installed: {' '.join(step)} ended with status {status}")
+            installed = True
+        finally:
+            if fresh and not installed:  # an environment without its engine would count as one
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def build_options(kind: EngineKind, flags: str) -> list[str]:
@@ -111,6 +127,10 @@ def build_options(kind: EngineKind, flags: str) -> list[str]:
         return []
     without = " ".join(f"-mno-{name}" for name in ("amx-tile", "amx-int8", "amx-bf16"))
     return ["-C", f"cmake.args=-DCMAKE_C_FLAGS={without};-DCMAKE_CXX_FLAGS={without}"]
+
+
+def _is_environment(folder: Path) -> bool:
+    return (folder / "pyvenv.cfg").exists()
 
 
 def _python(environment: Path) -> Path:

@@ -26,6 +26,7 @@ class EngineKind:
         auto: it can choose the draft length by itself (``k=auto``).
         environment: variables that its process gets unless they are set.
         after_install: commands (arguments of the environment's Python) that make it run.
+        cpu_only: it runs on the processor whatever device is named.
         without_amx: it is compiled without instructions for tiles (AMX), with which it ends in a protection fault.
     """
 
@@ -40,6 +41,7 @@ class EngineKind:
     auto: bool = False
     environment: dict[str, str] = field(default_factory=dict, hash=False)
     after_install: tuple[tuple[str, ...], ...] = ()
+    cpu_only: bool = False
     without_amx: bool = False
 
 
@@ -68,6 +70,7 @@ KINDS = {
             batched=MODES,
             environment={"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"},
             after_install=(_WITHOUT_VISION,),
+            cpu_only=True,
         ),
         EngineKind(
             "openvino",
@@ -77,6 +80,7 @@ KINDS = {
             ("openvino",),
             batched=MODES,
             after_install=(_WITHOUT_VISION,),
+            cpu_only=True,
         ),
         EngineKind(
             "llama-cpp",
@@ -84,6 +88,7 @@ KINDS = {
             "llama_cpp_worker.py",
             ("llama-cpp-python==0.3.36", "gguf"),
             ("llama-cpp",),
+            cpu_only=True,
             without_amx=True,  # with rounded weights, in 0.3.36
         ),
         EngineKind(
@@ -92,6 +97,7 @@ KINDS = {
             "llama_server_worker.py",
             ("xllamacpp==2026.10.11549", "gguf"),
             ("llama-server",),
+            cpu_only=True,
             shares=False,  # with several servers in a process, their threads sleep where they would wait awake
         ),
     )

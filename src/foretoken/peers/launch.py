@@ -82,6 +82,7 @@ def request(
     params: Mapping[str, Any],
     seeds: Sequence[int] | None,
     logprobs: int | None = None,
+    ends: bool = False,
 ) -> dict[str, Any]:
     """A request as `Worker.ask` takes it; see `foretoken.peers.workers.protocol`."""
     return {
@@ -92,4 +93,5 @@ def request(
         "params": dict(params),
         "seeds": None if seeds is None else list(seeds),
         "logprobs": logprobs,
+        "ends": ends,
     }

@@ -33,8 +33,8 @@ def read(key: str) -> dict[str, Any]:
 
 def write(key: str, value: dict[str, Any]) -> None:
     """Store under a key; other keys, of other processes too, stay as they are. Does nothing where it can't write."""
-    path = cache_folder("costs.json")
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):
+        path = cache_folder("costs.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
             content = _content()
@@ -48,7 +48,7 @@ def write(key: str, value: dict[str, Any]) -> None:
 
 
 def _content() -> dict[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
+    with suppress(OSError, ValueError, RuntimeError):  # nested too deeply, or no home folder: RuntimeErrors both
         found = json.loads(cache_folder("costs.json").read_text(encoding="utf-8"))
         if isinstance(found, dict):
             return found

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.sampling.occurrences import Occurrences
 from foretoken.sampling.params import SamplingParams
 from foretoken.sequence import Sequence
 
 _LARGEST = 1e38
 """Of scores that are changed: float32 ends at 3.4e38."""
+
+_LARGEST_INT = 2**62
+"""Of tokens that an output has at least: int64 ends at 2**63 - 1."""
 
 
 class _Entries:
@@ -62,7 +67,7 @@ class Penalties:
             ),
             device,
         )
-        self._min_new_tokens = [p.min_new_tokens for p in params]
+        self._min_new_tokens = [min(p.min_new_tokens, _LARGEST_INT) for p in params]
         self._penalised = [
             row
             for row, p in enumerate(params)
@@ -79,6 +84,13 @@ class Penalties:
         self._device = device
         self.rows = frozenset([*self._bias.rows.tolist(), *self._ends.rows.tolist(), *self._penalised])
         self.any = bool(self.rows)
+        self._forbidding = frozenset(self._bias.rows[self._bias.values == -torch.inf].tolist())
+        self._ending = frozenset(self._ends.rows.tolist())
+
+    def banning(self, sequences: AbstractSequence[Sequence]) -> list[int]:
+        """Rows in which tokens are forbidden that may follow the root of one of these sequences."""
+        early = {row for row in self._ending if _missing(sequences[row], self._min_new_tokens[row]) > 0}
+        return sorted(self._forbidding | early)
 
     def apply(self, scores: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None) -> None:
         """Change ``[B, M, V]`` float32 scores in place.
@@ -95,10 +107,7 @@ class Penalties:
             scores[rows, :, ids] += values[:, None]
         if self._penalised:
             self._penalise(scores, sequences, draft, nodes)
-        missing = [
-            least - (len(sequence.tokens) - sequence.prompt_length)
-            for least, sequence in zip(self._min_new_tokens, sequences, strict=True)
-        ]
+        missing = list(map(_missing, sequences, self._min_new_tokens))
         if len(self._ends) and max(missing) > 0:
             rows, ids, _ = self._ends.within(width)
             early = node_depths(draft, nodes) < torch.tensor(missing, device=self._device)[:, None]  # [B, M]
@@ -139,23 +148,20 @@ class Penalties:
             ids: ``[P, U]`` int64; shorter rows repeat their last id.
             generated: ``[P, U]`` float32; -1 for ids that do not occur in the sequence, prompt included.
         """
-        ids, generated = [], []
-        for sequence, tokens in zip(sequences, drafted, strict=True):
-            counts = dict.fromkeys(tokens, -1)
-            counts.update(dict.fromkeys(sequence.tokens[: sequence.prompt_length], 0))
-            for token in sequence.output:
-                counts[token] = max(counts.get(token, 0), 0) + 1
-            row = sorted(token for token in counts if token < width) or [0]
-            ids.append(row)
-            generated.append([counts.get(token, -1) for token in row])
-        longest = max(map(len, ids))
-        for row, numbers in zip(ids, generated, strict=True):
-            row += row[-1:] * (longest - len(row))
-            numbers += numbers[-1:] * (longest - len(numbers))
-        return (
-            torch.tensor(ids, dtype=torch.int64, device=self._device),
-            torch.tensor(generated, dtype=torch.float32, device=self._device),
-        )
+        found = [
+            Occurrences.of(sequence).beside(tokens, width) for sequence, tokens in zip(sequences, drafted, strict=True)
+        ]
+        longest = max(len(ids) for ids, _ in found)
+        ids, generated = np.empty((len(found), longest), np.int64), np.empty((len(found), longest), np.float32)
+        for row, (own, counts) in enumerate(found):
+            ids[row, : len(own)], ids[row, len(own) :] = own, own[-1]
+            generated[row, : len(own)], generated[row, len(own) :] = counts, counts[-1]
+        return torch.from_numpy(ids).to(self._device), torch.from_numpy(generated).to(self._device)
+
+
+def _missing(sequence: Sequence, least: int) -> int:
+    """Tokens that an output lacks, root included; 0 or less if it has as many as it needs."""
+    return least - (len(sequence.tokens) - sequence.prompt_length)
 
 
 def node_depths(draft: Draft, nodes: Tensor | None) -> Tensor:

@@ -72,6 +72,7 @@ class Sampler:
         seeds: ``[B]`` int64.
         all_greedy: every row has temperature 0.
         alters: some row's logits have a bias, penalties or a minimum length applied.
+        penalties: these, of all rows.
     """
 
     def __init__(
@@ -89,9 +90,9 @@ class Sampler:
         self.device = torch.device(device)
         self.seeds = seed_tensor(list(seeds), self.device)
         self._seeds = tuple(seeds)
-        self._penalties = Penalties(self.params, self.eos_token_ids, self.device)
-        self.alters = self._penalties.any
-        self._altered = self._penalties.rows
+        self.penalties = Penalties(self.params, self.eos_token_ids, self.device)
+        self.alters = self.penalties.any
+        self._altered = self.penalties.rows
         greedy = [row for row, p in enumerate(self.params) if p.greedy]
         self.all_greedy = len(greedy) == len(self.params)
         self._greedy = torch.tensor(greedy, dtype=torch.int64, device=self.device) if greedy else None
@@ -176,7 +177,7 @@ class Sampler:
         if not self.alters:
             return logits if logits.dtype is torch.float32 else logits.to(torch.float32)
         scores = logits.to(torch.float32, copy=True)
-        self._penalties.apply(scores, sequences, draft, nodes)
+        self.penalties.apply(scores, sequences, draft, nodes)
         return scores
 
     def probabilities(

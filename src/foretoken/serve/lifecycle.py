@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ import uvicorn
 from foretoken.errors import ForetokenError
 from foretoken.serve.collecting import start_not_collected
 from foretoken.serve.http_protocol import HttpProtocol
+from foretoken.serve.settings import KEEP_ALIVE
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -25,12 +27,31 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
+
 _TO_TELL = 2.0
 """Seconds for telling the clients of requests that still run after the grace time that they are ended."""
 
 
 def listen(host: str, port: int, send_seconds: float | None = None) -> socket.socket:
-    """A socket that listens.
+    """A socket that listens: connections wait in its queue until somebody serves.
+
+    Args:
+        host, port, send_seconds: as for `bound`.
+
+    Raises:
+        ForetokenError: it can't.
+    """
+    listener = bound(host, port, send_seconds)
+    try:
+        begin_to_listen(listener)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def bound(host: str, port: int, send_seconds: float | None = None) -> socket.socket:
+    """A socket that has its address and does not listen yet: connections are refused until `begin_to_listen`.
 
     Args:
         host: address or name of an interface.
@@ -40,15 +61,16 @@ def listen(host: str, port: int, send_seconds: float | None = None) -> socket.so
     Raises:
         ForetokenError: it can't.
     """
-    try:
+    with ExitStack() as failed, _address_errors(host, port):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, address = found[0][0], found[0][4]
-        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except (OSError, UnicodeError, OverflowError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise ForetokenError(
-            f"can't listen on port {port} of {host!r} ({reason}): give a free port, and an address of this machine"
-        ) from error
+        listener = failed.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        if os.name == "posix":  # a port whose connections have just ended is free; elsewhere it would mean more
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address[:2])
+        failed.pop_all()
     # Its connections inherit it. asyncio sets it itself, but not for sockets that name no protocol, as those made here:
     # an answer's first events would wait for the client to acknowledge its head, 40 ms on a connection that is kept.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -57,11 +79,36 @@ def listen(host: str, port: int, send_seconds: float | None = None) -> socket.so
     return listener
 
 
+def begin_to_listen(listener: socket.socket) -> None:
+    """Have connections wait for a server.
+
+    Args:
+        listener: of `bound`.
+
+    Raises:
+        ForetokenError: another program has begun to listen there meanwhile.
+    """
+    with _address_errors(*listener.getsockname()[:2]):
+        listener.listen(_BACKLOG)
+
+
+@contextmanager
+def _address_errors(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeError, OverflowError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ForetokenError(
+            f"can't listen on port {port} of {host!r} ({reason}): give a free port, and an address of this machine"
+        ) from error
+
+
 def serve(
     app: FastAPI,
     listener: socket.socket,
     *,
     grace: float,
+    keep_alive: float = KEEP_ALIVE,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
 ) -> bool:
@@ -73,6 +120,7 @@ def serve(
         app: of `create_app`.
         listener: of `listen`; closed at the end.
         grace: seconds.
+        keep_alive: seconds for which a connection without a request stays open.
         tls_cert: PEM file with the certificate and its chain; None for plain HTTP.
         tls_key: PEM file with its key; None if it is in the same file.
 
@@ -91,6 +139,8 @@ def serve(
         http=HttpProtocol,
         ws="none",  # an upgrade would be answered in text
         server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # the event loop's, which takes fractions
         timeout_graceful_shutdown=grace + _TO_TELL,  # type: ignore[arg-type]  # asyncio's, which takes fractions
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from datetime import UTC, datetime
 from typing import Any, Literal
+from uuid import uuid4
 
 from foretoken.serve.errors import dump
 
@@ -15,6 +17,8 @@ MOST_LOGGED = 4_000
 """Characters of a body in the log."""
 
 _log = logging.getLogger("foretoken.serve")
+_logged: deque[str] = deque(maxlen=100)
+"""`name_error`'s names of the errors that `log_error` has logged, the latest."""
 
 
 def log_response(method: str, path: str, status: int, seconds: float, request_id: str) -> None:
@@ -27,6 +31,25 @@ def log_response(method: str, path: str, status: int, seconds: float, request_id
 def log_failure(request_id: str) -> None:
     """The exception that is being handled, with its stack."""
     _log.exception("request %s failed", request_id, extra={"fields": {"request_id": request_id}})
+
+
+def log_error(error: Exception) -> None:
+    """An error that clients are told nothing of, with its stack: once, however many requests it ended."""
+    name = name_error(error)
+    if name not in _logged:
+        _logged.append(name)
+        _log.error("the engine failed: %s", type(error).__name__, exc_info=error)
+
+
+def name_error(error: Exception, same: Exception | None = None) -> str:
+    """The name of an error for `log_error`. It stands in the error, so that copies made by pickling have it, too.
+
+    Args:
+        error: gets a name of its own where it has none.
+        same: the error that it takes the place of, whose name it gets; None if there is none.
+    """
+    name: str = vars(error).setdefault("foretoken_name", uuid4().hex if same is None else name_error(same))
+    return name
 
 
 def log_body(data: bytes, request_id: str) -> None:
@@ -52,12 +75,17 @@ class JsonLines(logging.Formatter):
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
-def log_to_stderr(form: Format = "text") -> None:
-    """Have the log of the server, and warnings of uvicorn, on standard error."""
+def log_to_stderr(form: Format = "text", least: int = logging.INFO) -> None:
+    """Have the log of the server, and warnings of uvicorn, on standard error.
+
+    Args:
+        form: of its lines.
+        least: level of the server's records that are shown.
+    """
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else text)
-    for name, level in (("foretoken.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
+    for name, level in (("foretoken.serve", least), ("uvicorn.error", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

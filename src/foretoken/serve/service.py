@@ -18,6 +18,7 @@ from foretoken.serve.admission import Admission
 from foretoken.serve.decoding import Decoding
 from foretoken.serve.errors import ApiError, api_error, shutting_down
 from foretoken.serve.figures import Figures
+from foretoken.serve.logs import log_error
 from foretoken.serve.metrics import Metrics, Watch
 from foretoken.serve.progress import Progress
 from foretoken.serve.response_template import read_template
@@ -90,8 +91,11 @@ class Service:
         return self.target.decoder_start_token_id is None
 
     def explain(self, error: Exception) -> ApiError:
-        """What a client is told of an error."""
-        return api_error(error, self.target.name, self.settings.model)
+        """What a client is told of an error. The log has what it is not told of those that are the server's own."""
+        told = api_error(error, self.target.name, self.settings.model)
+        if told.status == 500 and told is not error:
+            log_error(error)
+        return told
 
     def room(self, prompt: Sequence[int]) -> int:
         """Tokens that the target's context has left after a prompt, at least 1."""

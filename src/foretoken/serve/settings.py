@@ -8,6 +8,10 @@ from typing import Literal
 from foretoken.errors import ParameterError, check_choice, check_flag
 from foretoken.sampling.params import check_integer, check_number
 
+KEEP_ALIVE = 75.0
+"""Seconds for which a connection without a request stays open: longer than the minute of most reverse proxies, which
+would send a request as it is being closed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:

@@ -47,6 +47,7 @@ def card(
     lengths = "\n".join(
         f"| {kind} | {length:.2f} | {verdict.lookup.get(kind, 1.0):.2f} |" for kind, length in totals.lengths.items()
     )
+    depths = shape["num_heads"] if kind == "medusa" else course["depths"]
     warning = "" if verdict.reason is None else f"\n**This drafter is {verdict.reason}.**\n"
     used = f"`{command}`" if command else "`foretoken.train.train`"
     rows = {
@@ -56,7 +57,7 @@ def card(
         "prompts": f"{files}; temperatures {temperatures}",
         "training": f"{totals.step:,} steps, {totals.tokens:,} tokens, {totals.seconds / 60:.1f} min, {totals.reason}",
         "optimizer": f"{course['optimizer']}, learning rate {course['lr']:g}, {course['batch_tokens']:,} tokens a step",
-        "chains": f"{course['depths']} tokens, trained from {course['share']:.0%} of all positions",
+        "chains": f"{depths} tokens, trained from {course['share']:.0%} of all positions",
         "made with": f"foretoken {foretoken.__version__}, {used}",
         "licence": licence or "not stated; those of the target and of the data apply",
     }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -87,7 +88,7 @@ class Features:
     Args:
         teacher: the target.
         layers: whose outputs are returned.
-        folder: for the files; existing ones are used.
+        folder: for the files; existing ones are used, and removed if they are broken.
         limit: most bytes of all files; what does not fit is computed each time. 0 stores nothing.
 
     Raises:
@@ -154,23 +155,29 @@ class Features:
         """Write pending hidden states to a file."""
         if not self._pending:
             return
-        file = self._folder / f"{len(self._open):05d}.safetensors"
+        names = (self._folder / f"{number:05d}.safetensors" for number in count(len(self._open)))
+        file = next(name for name in names if name not in self._open)
         tensors = {str(number): states for number, states in self._pending.items()}
         with replacing(file) as temporary:
             save_file(tensors, temporary)
+        self._index(file)  # before they leave `_pending`: other threads read meanwhile
         self._pending, self._pending_bytes = {}, 0
-        self._index(file)
 
     def _index(self, file: Path) -> None:
-        opened = safe_open(file, framework="pt")
+        try:
+            opened = safe_open(file, framework="pt")
+        except SafetensorError:  # cut off by a power cut; what it had is computed again
+            file.unlink(missing_ok=True)
+            return
         self._open[file] = opened
         self._bytes += file.stat().st_size
         for name in opened.keys():  # noqa: SIM118  # no mapping
             self._where[int(name)] = file
 
     def _read(self, number: int, length: int) -> Tensor:
-        if number in self._pending:
-            return self._pending[number]
+        pending = self._pending.get(number)
+        if pending is not None:
+            return pending
         states: Tensor = self._open[self._where[number]].get_tensor(str(number))
         assert len(states) == length
         return states

@@ -50,7 +50,7 @@ class Course:
         micro_tokens: tokens of one forward and backward pass; fewer take less memory.
         lr: highest learning rate.
         optimizer: "adamw", or "muon" for the matrices inside the layers.
-        depths: tokens of the chains that are trained.
+        depths: tokens of the chains that are trained; of Medusa, all heads are.
         share: fraction of positions whose chains go beyond the first depth.
         evaluate_every: steps between two evaluations on held-out sequences.
         patience: evaluations without a better acceptance before training ends early; 0 never ends it.
@@ -246,6 +246,7 @@ def fit(
         KeyboardInterrupt: stopped by a signal; the checkpoint has been written.
     """
     module = learner.module
+    depths = course.depths if learner.max_depth is None else learner.max_depth  # all that is saved
     optimizers = Optimizers(learner, course)
     totals, best = Totals(), _copy(module)
     checkpoint = folder / CHECKPOINT
@@ -272,7 +273,7 @@ def fit(
         number, part = numbered
         micro_batch = features.batch([learning[i] for i in part], part)
         seed = (course.seed * 1_000_003 + totals.step) * 64 + number
-        part_loss = loss_of(learner, teacher, micro_batch, course.depths, course.share, seed)
+        part_loss = loss_of(learner, teacher, micro_batch, depths, course.share, seed)
         if not part_loss.requires_grad:
             return micro_batch, 0.0, [None] * len(weights)
         scaled = part_loss * (sum(lengths[i] for i in part) / count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from foretoken.engine.prompts import encode
-from foretoken.errors import ParameterError, PromptError
+from foretoken.errors import ParameterError, PromptError, PromptTooLong, shown
+from foretoken.index.corpus import PIECE
 from foretoken.models.base import LanguageModel
 
 _QUESTIONS = ("question", "instruction")
@@ -21,13 +23,14 @@ _KEYS = ("messages", "conversations", "prompt", *_QUESTIONS, "text")
 def read_prompts(
     model: LanguageModel, files: Sequence[Path], prompt_tokens: int, max_tokens: int, seed: int
 ) -> list[list[int]]:
-    """All prompts of several files, shuffled.
+    """All prompts of several files, each once, shuffled.
 
     Args:
         model: the target, with its tokenizer.
         files: ``*.jsonl`` with one object a line: ``messages`` or ``conversations`` (a chat, up to its last user
             message), ``question`` or ``instruction`` (a user message if there is a chat template), ``prompt`` (used
             unchanged) or ``text`` (a document). Every other file is one document. Documents are cut into prompts.
+            Objects whose value is empty are left out.
         prompt_tokens: tokens of a prompt that is cut out of a document.
         max_tokens: most tokens of a prompt; longer ones are left out.
         seed: of the shuffling.
@@ -39,7 +42,9 @@ def read_prompts(
     if model.tokenizer is None:
         raise PromptError(f"{model.name} has no tokenizer to encode prompts with: put one into its folder")
     prompts = [prompt for file in files for prompt in _prompts_of(model, Path(file), prompt_tokens)]
-    kept = [prompt for prompt in prompts if len(prompt) <= max_tokens]
+    fitting = [prompt for prompt in prompts if prompt is not None and len(prompt) <= max_tokens]
+    # Outputs of a prompt that is there twice could be trained on and held out.
+    kept = list({tuple(prompt): prompt for prompt in fitting}.values())
     if not kept:
         names = ", ".join(str(file) for file in files)
         why = f"all {len(prompts):,} prompts are longer than {max_tokens:,} tokens" if prompts else "there is no text"
@@ -48,7 +53,8 @@ def read_prompts(
     return [kept[index] for index in order]
 
 
-def _prompts_of(model: LanguageModel, file: Path, prompt_tokens: int) -> Iterator[list[int]]:
+def _prompts_of(model: LanguageModel, file: Path, prompt_tokens: int) -> Iterator[list[int] | None]:
+    """The prompts of a file, None for one that is far too long for the model."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -66,16 +72,22 @@ def _prompts_of(model: LanguageModel, file: Path, prompt_tokens: int) -> Iterato
             raise ParameterError(f"line {number:,} of {str(file)!r} is no JSON ({error}): check the file") from error
         try:
             yield from _of_record(model, record, prompt_tokens)
-        except (PromptError, TypeError, KeyError) as error:
+        except PromptTooLong:
+            yield None
+        except (ValueError, TypeError, KeyError) as error:
             raise ParameterError(f"line {number:,} of {str(file)!r} can't be used: {error}") from error
 
 
 def _of_record(model: LanguageModel, record: Any, prompt_tokens: int) -> Iterator[list[int]]:
-    key = next((key for key in _KEYS if isinstance(record, dict) and record.get(key)), None)
-    if key is None:
+    if not isinstance(record, dict) or not any(key in record for key in _KEYS):
         raise PromptError(f"it has none of {', '.join(_KEYS)}")
+    key = next((key for key in _KEYS if record.get(key) not in (None, "", [])), None)
+    if key is None:
+        return
     value = record[key]
     if key in ("messages", "conversations"):
+        if not isinstance(value, list):
+            raise PromptError(f"its {key!r} is no list")
         messages = [_message(turn) for turn in value]
         while messages and messages[-1]["role"] == "assistant":
             messages.pop()
@@ -93,9 +105,11 @@ def _of_record(model: LanguageModel, record: Any, prompt_tokens: int) -> Iterato
 
 
 def _message(turn: Any) -> dict[str, Any]:
-    if "from" in turn:
+    if isinstance(turn, dict) and "from" in turn and "value" in turn:
         return {"role": _ROLES.get(turn["from"], turn["from"]), "content": turn["value"]}
-    return dict(turn)
+    if not isinstance(turn, dict) or "role" not in turn:
+        raise PromptError(f"its message {shown(turn)} has neither 'role' and 'content' nor 'from' and 'value'")
+    return turn
 
 
 def _asked(model: LanguageModel, messages: list[dict[str, Any]]) -> list[int]:
@@ -108,10 +122,16 @@ def _pieces(model: LanguageModel, text: str, prompt_tokens: int) -> Iterator[lis
     """A document cut into pieces, each with the tokenizer's start token, if it has one, in front."""
     if not text.strip():
         return
-    tokens = encode(model, text)
+    text.encode("utf-8")  # which half a surrogate pair, as JSON may have it, has no place in
     assert model.tokenizer is not None
-    start = tokens[:1] if tokens[0] == getattr(model.tokenizer, "bos_token_id", None) else []
-    body = tokens[len(start) :]
+    opening = list(model.tokenizer(".").input_ids)[:1]
+    start = opening if opening == [getattr(model.tokenizer, "bos_token_id", None)] else []
+    body: list[int] = []
+    document = io.StringIO(text)
+    # Parts that end with a line: tokenizers take hundreds of bytes of memory for a token.
+    while part := document.read(PIECE) + document.readline(PIECE):
+        if tokens := list(model.tokenizer(part, add_special_tokens=False).input_ids):
+            body += encode(model, tokens)
     size = max(1, prompt_tokens - len(start))
     for begin in range(0, len(body), size):
         piece = body[begin : begin + size]

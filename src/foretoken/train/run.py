@@ -28,6 +28,8 @@ from foretoken.train.verdict import Verdict, lookup_lengths
 
 Kind = Literal["draft", "medusa", "eagle3"]
 WORK, RUN = "training", "run.json"
+_FORMAT = 2
+"""Of what is kept of a run; another one has sequences of other prompts or temperatures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +282,18 @@ def _samples(
 def _identity(teacher: Teacher, shape: DrafterShape, corpus: Corpus, course: Course) -> dict[str, Any]:
     """The settings that must be the same when a run is resumed; its length and its evaluations may change."""
     files = [hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in corpus.data]
-    fields = {**asdict(shape), **asdict(corpus), **asdict(course), "data": files, "target": teacher.identity}
-    for name in ("steps", "minutes", "patience", "evaluate_every", "micro_tokens"):
+    fields = {
+        "format": _FORMAT,
+        **asdict(shape),
+        **asdict(corpus),
+        **asdict(course),
+        "corpus_seed": corpus.seed,
+        "course_seed": course.seed,
+        "data": files,
+        "target": teacher.identity,
+        "dtype": str(teacher.dtype).removeprefix("torch."),
+    }
+    for name in ("seed", "steps", "minutes", "patience", "evaluate_every", "micro_tokens"):
         del fields[name]
     return json.loads(json.dumps(fields))  # equal to what is loaded from a file
 
@@ -300,9 +312,15 @@ def _claim(out: Path, identity: dict[str, Any]) -> None:
         return
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
+        age = before.get("format")
         other = [name for name in identity if before.get(name) != identity[name]]
     except (OSError, ValueError, AttributeError) as error:
         raise TrainingError(f"{file} can't be read ({error}): remove {out}, or choose another --out") from error
+    if age != _FORMAT:
+        raise TrainingError(
+            f"{out} is of a run that another release of Foretoken began: choose another --out, or go on with that "
+            "release"
+        )
     if other:
         changes = "; ".join(
             f"{name}: {before.get(name)} then, {identity[name]} now"

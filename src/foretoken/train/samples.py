@@ -54,9 +54,10 @@ def write_samples(
 ) -> list[TargetSample]:
     """Generate outputs for prompts with the target, without speculation; files that are in `folder` already are loaded.
 
-    A drafter drafts only after tokens of the target's output, and prompts have another distribution: so it is trained
-    on outputs. Sequence i continues prompt ``i mod len(prompts)``, with the temperatures in turn (another one when the
-    prompt recurs) and a seed of its own: the result does not depend on where a run was stopped and resumed.
+    A drafter drafts only after tokens of the target's output, and other texts have another distribution: so the target
+    writes what it is trained on. Sequence i continues prompt ``i mod len(prompts)``, with the temperatures in turn
+    (another one when the prompt recurs) and a seed of its own: the result does not depend on where a run was stopped
+    and resumed.
 
     Args:
         target: the model.
@@ -80,7 +81,7 @@ def write_samples(
         if not file.is_file():
             params = [
                 SamplingParams(
-                    temperature=temperatures[(i // len(prompts) + i) % len(temperatures)],
+                    temperature=temperatures[(i // len(prompts) + i % len(prompts)) % len(temperatures)],
                     max_new_tokens=max_new_tokens,
                     seed=seed * 1_000_003 + i,
                 )

@@ -41,7 +41,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path to write to, which is then renamed to `path`: a stop before that leaves `path` unchanged.
+    """A temporary path to write a file to, which is then renamed to `path`: a stop, or a power cut, before that leaves
+    `path` unchanged.
 
     Raises:
         TrainingError: see `writing`.
@@ -51,6 +52,8 @@ def replacing(path: Path) -> Iterator[Path]:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
+            with temporary.open("r+b") as written:
+                os.fsync(written.fileno())  # a name may reach the disk before the bytes
             os.replace(temporary, path)
     finally:
         with suppress(OSError):

@@ -15,6 +15,9 @@ from foretoken.errors import ModelError
 from foretoken.models import load
 from foretoken.models.traits import Wrapped, text_config
 
+_SAMPLED = 1024
+"""Numbers of each weight that tell one fine-tune of a model from another, about."""
+
 
 class Teacher:
     """A target with frozen weights.
@@ -75,10 +78,13 @@ class Teacher:
 
     @cached_property
     def identity(self) -> str:
-        """A hash of shapes and of a sample of the weights: the same for the same model under another name."""
+        """A hash of shapes and of a sample of each weight: the same for the same model under another name."""
         digest = hashlib.sha256(f"{self.vocab_size} {self.hidden_size} {self.num_layers}".encode())
-        for weight in (self.module.get_input_embeddings().weight, self.head.weight):
-            digest.update(weight[:: max(1, len(weight) // 64)].float().cpu().numpy().tobytes())
+        for name, weight in self.module.named_parameters():
+            digest.update(f"{name} {tuple(weight.shape)}".encode())
+            if not weight.is_meta:  # which accelerate makes of those that it keeps elsewhere
+                stride = weight.numel() // _SAMPLED | 1  # odd, so that not all are of one column
+                digest.update(weight.detach().reshape(-1)[::stride].float().cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 from foretoken.drafters import Cascade, Drafter
 from foretoken.drafters.factory import make_drafter
 from foretoken.drafters.shapes import AcceptanceTable
+from foretoken.drafters.sharing import forget_requests
 from foretoken.drafters.tree_plan import TreePlan, plan_of
 from foretoken.engine.engine import Engine
 from foretoken.engine.profile import MEASURED
@@ -131,6 +132,7 @@ class Meter:
             ignore_eos=True,
             seed=turn.seed if fixed else None,
         )
+        forget_requests(engine.drafter)  # other candidates, which share it, have written this text before
         start = perf_counter()
         completion = engine.generate(list(turn.prompt.tokens), params)
         return completion, perf_counter() - start

@@ -6,6 +6,8 @@ This package is mathematics: it imports no model and no drafter. `exact` proves 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from foretoken.errors import ParameterError, did_you_mean, shown
 from foretoken.verify.base import AnyVerifier, CoupledVerifier, Verdict, Verifier, is_coupled
 from foretoken.verify.block import BlockVerifier
@@ -89,7 +91,7 @@ def get(name: str | AnyVerifier) -> AnyVerifier:
             f"verifier {base!r} takes no parameters: got {shown(values)}, leave out what follows the name"
         )
     try:
-        return _PARAMETERS[base](*map(float, values.split(",")))
+        return _with_parameters(base, values)
     except (TypeError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
@@ -110,3 +112,9 @@ def usual(trees: bool) -> str:
 def names() -> tuple[str, ...]:
     """Names of all verifiers, the lossless ones first."""
     return tuple(sorted(_VERIFIERS, key=lambda name: not _VERIFIERS[name].lossless))
+
+
+@lru_cache(maxsize=64)
+def _with_parameters(name: str, values: str) -> AnyVerifier:
+    """One object for the same text: rows that share a verifier are verified together."""
+    return _PARAMETERS[name](*map(float, values.split(",")))

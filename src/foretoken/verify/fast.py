@@ -112,7 +112,7 @@ def _ratios(draft: Draft, target_probs: Tensor) -> list[list[float]]:
 
 def _array(probs: Tensor) -> Any:
     """Probabilities as NumPy's array, which has no bfloat16: a number of it takes a tenth of the time of torch's."""
-    return (probs if probs.dtype in (torch.float32, torch.float64) else probs.double()).numpy()
+    return (probs if probs.dtype in (torch.float32, torch.float64) else probs.double()).detach().numpy()
 
 
 def _spare(draft: Draft, target_probs: Tensor, weights: list[list[float]]) -> list[list[float]]:

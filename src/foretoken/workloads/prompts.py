@@ -15,6 +15,7 @@ from foretoken.workloads import builtin, copy_edit
 NAMES = ("builtin", "copy_edit", "spec_bench", "humaneval", "file")
 MIXED = "mixed"
 """Category of a batch whose prompts are of several."""
+_JSON_LINES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def load(name: str, data: Path | None = None) -> list[Item]:
     if data is None:
         raise ParameterError(f"workload {name} needs its file: name it with --data FILE")
     try:
-        text = data.read_text(encoding="utf-8")
+        text = data.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
         raise ParameterError(f"{str(data)!r} can't be read ({reason}): name a file of UTF-8 text") from error
@@ -126,7 +127,8 @@ def _humaneval(lines: Sequence[str], data: Path) -> Iterator[Item]:
 
 
 def _file(lines: Sequence[str], data: Path) -> Iterator[Item]:
-    if not all(line.lstrip().startswith("{") for line in lines):
+    objects = data.suffix.lower() in _JSON_LINES or all(line.lstrip().startswith("{") for line in lines)
+    if not objects and not any(_is_prompt(line) for line in lines):
         for number, line in enumerate(lines, start=1):
             yield Item(str(number), "prompts", line)
         return
@@ -134,6 +136,15 @@ def _file(lines: Sequence[str], data: Path) -> Iterator[Item]:
         if not isinstance(value.get("prompt"), str) or not value["prompt"]:
             raise ParameterError(f"line {number} of {str(data)!r} has no 'prompt': give a string under that name")
         yield Item(str(value.get("id", number)), str(value.get("category", "prompts")), value["prompt"])
+
+
+def _is_prompt(line: str) -> bool:
+    """Whether a line is an object with a prompt: a file that has one is not meant as text, whatever the others are."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and "prompt" in value
 
 
 _READERS = {"spec_bench": _spec_bench, "humaneval": _humaneval, "file": _file}

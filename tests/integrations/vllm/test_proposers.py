@@ -217,6 +217,44 @@ def test_rows_that_join_leave_move_and_pause_keep_their_sequences(options: Any) 
     assert runner.emitted > 2 * runner.rounds
 
 
+def test_little_is_kept_of_requests_that_ended_and_of_rounds_without_drafts() -> None:
+    runner = started(PromptLookup, [list(range(first, VOCAB)) for first in range(10)], 64)
+    for request in range(10):
+        runner.join(0, request, prompt=5)
+        while runner.lengths[request] < VOCAB - request - 1:
+            runner.round()
+        runner.leave(0)
+    assert runner.drafted == 0
+    assert len(runner.proposer._rows) <= 2
+    measured = runner.proposer._measured
+    assert measured is not None
+    assert sum(map(len, measured.values())) <= 3
+
+
+def test_a_round_that_computes_a_paused_request_anew_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = started(Lookup, [noise(1), noise(2)], 2)
+    learnt: list[float | None] = []
+    learn = Proposer._learn
+
+    def watched(self: Proposer, known: Any, emitted: Any, seconds: float | None) -> None:
+        learnt.append(seconds)
+        learn(self, known, emitted, seconds)
+
+    monkeypatch.setattr(Proposer, "_learn", watched)
+    for row in range(2):
+        runner.join(row, row, prompt=10)
+    for _ in range(3):
+        runner.round()
+    runner.leave(1)
+    runner.round()
+    runner.drafts.pop(1, None)
+    runner.join(1, 1, prompt=10)
+    runner.clock += 50.0  # of its prefill
+    runner.round()
+    runner.round()
+    assert [seconds is not None for seconds in learnt] == [False, True, True, True, False, True]
+
+
 @pytest.mark.parametrize("left", [2, 3, 4, 12])
 def test_drafts_end_before_the_length_limit(left: int) -> None:
     """The runner checks that the last token that fits is left to the target."""

@@ -122,6 +122,29 @@ def test_rotary_frequencies_are_divided_by_the_files_factors(files, tmp_path):
     assert walk(native(path, module), 2, 0, rounds=3) < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("scaling", "factor"),
+    [
+        ({"scaling__type": "linear", "scaling__factor": 4.0}, 4.0),
+        ({"scaling__factor": 4.0}, 4.0),
+        ({"scaling__type": "none", "scaling__factor": 4.0}, 1.0),
+        ({"scaling__type": "linear", "scaling__factor": 0.0}, 1.0),
+    ],
+)
+@pytest.mark.parametrize("divided", [False, True])
+def test_linear_scaling_is_llama_cpps(scaling, factor, divided, tmp_path):
+    module = tiny_llama(rope_parameters={"rope_theta": 10_000.0, "rope_type": "linear", "factor": factor})
+    path = tmp_path / "linear.gguf"
+    factors = np.array([1.0, 1.5, 2.0, 3.0], dtype=np.float32)
+    tensors = {"rope_freqs.weight": factors} if divided else {}
+    gguf_files.write(module, path, tensors=tensors, **{f"llama__rope__{key}": of for key, of in scaling.items()})
+    if divided:
+        module.model.rotary_emb.inv_freq.div_(torch.from_numpy(factors))
+    assert walk(native(path, module), 2, 0, rounds=3) < 1e-4
+    tokens = [3 + i * 7 % 28 for i in range(24)]
+    assert torch.allclose(scores(load(path, runner="native"), tokens), scores(gguf.load(path, ""), tokens), atol=1e-3)
+
+
 @pytest.mark.parametrize("kind", WHOLE)
 def test_scores_of_rounded_files_are_as_near_to_the_plain_models_as_llama_cpps(kind, rounded_file):
     """Both round what rounded weights are multiplied with to eight bits; BF16 files are computed in bfloat16 here."""
@@ -433,6 +456,7 @@ def test_what_is_not_known_for_certain_is_refused(files):
     assert "llama.expert_count = 8" in refusal(header, {"llama.expert_count": 8})
     assert "scaled by 'yarn'" in refusal(header, {"llama.rope.scaling.type": "yarn"})
     assert refusal(header, {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}) is None
+    assert "rope.scale_linear = 2.0, which" in refusal(header, {"llama.rope.scale_linear": 2.0})
     assert "heads of 8 features" in refusal(header, {"llama.rope.dimension_count": 4})
     assert "head_count = [4, 2]" in refusal(header, {"llama.attention.head_count": [4, 2]})
     assert "a tensor blk.0.other, which" in refusal(header, blk__0__other=some)

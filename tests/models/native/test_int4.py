@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from functools import cache
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import tiny
 from foretoken import load, tiny_pair_path
 from foretoken.errors import ModelError
+from foretoken.models.native import loader
 from foretoken.models.native.checkpoint import Matrix, Module
 from foretoken.models.native.int4 import GROUP, LEAST_GROUP, Int4Weights, group_of, rounded
 from foretoken.models.native.linear import quantised
 from foretoken.models.native.packed import PackedMatrix
 from foretoken.models.native.spec import spec_of
+from foretoken.models.native.torch_backend import TorchBackend
 from foretoken.models.processor import multiplies_int8, position_share
 from models.native.checkpoints import MODELS, plain, skip_unless_usable
 from models.reference import walk
@@ -245,6 +250,49 @@ def test_folders_and_both_backends_make_the_same_numbers(tmp_path):
         load(tmp_path, quantize="int4", backend=name, eager=name == "torch") for name in ("openvino", "torch")
     )
     assert torch.allclose(scores(ours, TEXT), scores(theirs, TEXT), atol=1e-5)
+
+
+def test_torch_runs_what_openvino_can_not_compile(tmp_path, monkeypatch):
+    """By then weights have been read for OpenVINO, which widens those of 16 bits itself."""
+    skip_unless_usable("openvino")
+    openvino = pytest.importorskip("openvino")
+
+    def refuse(*args, **kwargs):
+        raise RuntimeError("no kernel for this processor")
+
+    MODELS_HERE[ODD]().bfloat16().save_pretrained(tmp_path)
+    monkeypatch.setattr(openvino.Core, "compile_model", refuse)
+    with pytest.warns(UserWarning, match="torch runs .*no kernel for this processor"):
+        model = load(tmp_path, dtype="float32", device="cpu", quantize="int4")
+    assert model.backend.name == "torch"
+    model.module = rounded_module(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval())
+    assert walk(model, 2, 0) < 1e-4
+
+
+def packed():
+    return [found for found in gc.get_objects() if isinstance(found, PackedMatrix)]
+
+
+def test_what_was_rounded_for_openvino_is_dropped_before_torch_reads_the_weights(monkeypatch):
+    skip_unless_usable("openvino")
+    openvino = pytest.importorskip("openvino")
+    before, read, kept = packed(), [], []
+
+    def refuse(*args, **kwargs):
+        read.extend(weakref.ref(matrix) for matrix in packed() if not any(matrix is old for old in before))
+        raise RuntimeError("no kernel for this processor")
+
+    def begin(*args):
+        gc.collect()
+        kept.extend(matrix for matrix in read if matrix() is not None)
+        return TorchBackend(*args)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", refuse)
+    monkeypatch.setattr(loader, "TorchBackend", begin)
+    with pytest.warns(UserWarning, match="no kernel for this processor"):
+        model = load(MODELS_HERE["llama"](), runner="native", quantize="int4")
+    assert model.backend.name == "torch"
+    assert (len(read), kept) == (2 * 4, [])
 
 
 def test_what_has_no_four_bits_is_refused():

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import tiny
 from foretoken.engine.engine import Engine
@@ -17,7 +18,8 @@ from foretoken.limits import Limits, use_limits
 from foretoken.models import load
 from foretoken.models.hf import HFModel
 from foretoken.models.native import NativeModel
-from foretoken.models.native.linear import quantised
+from foretoken.models.native.checkpoint import Matrix
+from foretoken.models.native.linear import Int8, quantised
 from foretoken.sampling import SamplingParams
 from models.native.checkpoints import MODELS, longrope, plain, skip_unless_usable
 from models.reference import walk
@@ -150,6 +152,38 @@ def test_dtypes_and_shards(stored, asked, tmp_path, backend):
     assert torch.allclose(scores(model, text), plain(exact, text), atol=close)
 
 
+@pytest.mark.parametrize("kind", ["both, unlike", "both, alike", "head alone", "in memory"])
+def test_tied_as_transformers_reads_the_checkpoint(kind, tmp_path, backend):
+    """What is stored decides, where config.json says that the output layer is the embedding table."""
+    module = MODELS["smollm"]()
+    if kind in ("both, unlike", "in memory"):
+        module.lm_head.weight = torch.nn.Parameter(module.lm_head.weight.flip(0).contiguous(), requires_grad=False)
+    module.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    table, head = "model.embed_tokens.weight", "lm_head.weight"
+    stored = load_file(file) | {head: module.lm_head.weight.detach().cpu().clone()}
+    if kind == "head alone":
+        del stored[table]
+    save_file(stored, file, {"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert (theirs.lm_head.weight is theirs.model.embed_tokens.weight) == (kind in ("both, alike", "head alone"))
+    model = load(module if kind == "in memory" else tmp_path, runner="native", backend=backend)
+    text = [3, 9, 27, 17, 5]
+    assert torch.allclose(scores(model, text), plain(theirs, text), atol=1e-4)
+
+
+def test_a_single_file_is_taken_before_an_index(tmp_path):
+    for seed, size in ((0, "20KB"), (1, "1GB")):
+        module = tiny.tiny_llama(seed=seed)
+        module.save_pretrained(tmp_path / size, max_shard_size=size)
+        for file in (tmp_path / size).iterdir():
+            file.replace(tmp_path / file.name)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(theirs.lm_head.weight, module.lm_head.weight.cpu())
+    assert torch.allclose(scores(load(tmp_path), [3, 9, 27]), plain(theirs, [3, 9, 27]), atol=1e-4)
+
+
 def test_who_runs_what(tmp_path):
     module = tiny.tiny_llama()
     assert type(load(module)) is HFModel
@@ -168,6 +202,44 @@ def test_who_runs_what(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match="an adapter lies beside"):
         load(tmp_path, runner="native")
+
+
+def test_code_of_a_checkpoint_is_run_only_where_it_is_trusted(tmp_path):
+    tiny.tiny_llama().save_pretrained(tmp_path)
+    (tmp_path / "modeling_own.py").write_text(
+        "from transformers import LlamaForCausalLM\n\n\nclass OwnModel(LlamaForCausalLM):\n    pass\n"
+    )
+    config = tmp_path / "config.json"
+    fields = json.loads(config.read_text()) | {"auto_map": {"AutoModelForCausalLM": "modeling_own.OwnModel"}}
+    config.write_text(json.dumps(fields))
+    assert type(load(tmp_path)) is NativeModel
+    own = load(tmp_path, trust_remote_code=True)
+    assert type(own.module).__name__ == "OwnModel"
+    with pytest.raises(ModelError, match="brings code of its own"):
+        load(own.module, runner="native")
+    assert type(load(load(tmp_path, runner="hf").module, runner="native")) is NativeModel
+
+
+@pytest.mark.parametrize(
+    ("auto_map", "kind"),
+    [
+        ({"AutoModel": "own.OwnModel"}, NativeModel),
+        ({"AutoModelForCausalLM": "own.OwnModel"}, HFModel),
+        ({"AutoConfig": "own.LlamaConfig"}, HFModel),
+    ],
+)
+def test_code_counts_where_transformers_runs_it(auto_map, kind, tmp_path):
+    tiny.tiny_llama().save_pretrained(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "import transformers\n\n\nclass OwnModel(transformers.LlamaForCausalLM):\n    pass\n\n\n"
+        "class LlamaConfig(transformers.LlamaConfig):\n    pass\n"
+    )
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"auto_map": auto_map}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    modules = {type(theirs).__module__.split(".")[0], type(theirs.config).__module__.split(".")[0]}
+    assert (modules == {"transformers"}) == (kind is NativeModel)
+    assert type(load(tmp_path, trust_remote_code=True)) is kind
 
 
 @pytest.mark.parametrize(
@@ -212,6 +284,41 @@ def test_a_processor_without_bfloat16_is_told_of(monkeypatch):
     assert load(tiny.tiny_llama().bfloat16().cpu(), runner="native").backend.name == "torch"
 
 
+def test_float64_is_for_torch(tmp_path):
+    module = tiny.tiny_llama().cpu()
+    module.save_pretrained(tmp_path)
+    model = load(tmp_path, dtype="float64", device="cpu")
+    assert (type(model), model.backend.name) == (NativeModel, "torch")
+    assert torch.allclose(scores(model, [3, 9, 27, 17]), plain(module, [3, 9, 27, 17]), atol=1e-4)
+    with pytest.raises(ModelError, match=r"in float32 or bfloat16, and not in float64.*dtype='float32'"):
+        load(tmp_path, dtype="float64", device="cpu", backend="openvino")
+
+
+@pytest.mark.parametrize("runner", ["native", "hf"])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("llama", {"sliding_window": 4}),
+        ("llama", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
+        ("mistral", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
+        ("phi3", {"sliding_window": 4, "layer_types": ["full_attention", "full_attention"]}),
+        ("mistral", {"sliding_window": None, "attention_chunk_size": 4}),
+        ("phi3", {"sliding_window": None, "attention_chunk_size": 4}),
+    ],
+)
+def test_windows_are_those_that_transformers_reads(name, fields, runner):
+    """Its class of a family may know nothing of a field that other families have."""
+    module = getattr(tiny, f"tiny_{name}")()
+    for field, value in fields.items():
+        setattr(module.config, field, value)
+    weights, module = module.state_dict(), type(module)(module.config).eval().requires_grad_(False)
+    module.load_state_dict(weights)
+    model = load(module, runner=runner)
+    assert type(model) is (NativeModel if runner == "native" else HFModel)
+    text = [(7 * i) % 29 + 1 for i in range(12)]
+    assert torch.allclose(scores(model, text, chunk=5), plain(module, text), atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "smollm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_int8_is_the_model_of_rounded_weights(name, dtype, backend):
@@ -229,6 +336,21 @@ def test_int8_is_the_model_of_rounded_weights(name, dtype, backend):
     error = (found - exact).abs().mean() / exact.std()
     assert error < (1e-5 if dtype is torch.float32 else 0.02)
     assert (plain(module.float(), text) - exact).abs().mean() / exact.std() > 1e-3  # it does make a difference
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+def test_int8_of_float16_weights_does_not_overflow(rows, size):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(8, 512, generator=generator) * 0.05 * size
+    weight[0] = weight[0].abs()
+    x = torch.full((rows, 512), 20.0, dtype=torch.float16)
+    layer = Int8(Matrix(weight.half(), torch.ones(8).half()))
+    integers, scale = quantised(weight.half())
+    exact = x.double() @ (integers.double() * scale[:, None].double()).T + 1
+    assert exact.max() > 127 * size
+    assert layer(x).dtype is torch.float16
+    assert torch.allclose(layer(x).double(), exact, rtol=2e-3, atol=0.02)
 
 
 def test_end_tokens(tmp_path):

@@ -7,6 +7,7 @@ import gc
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -540,6 +541,29 @@ def test_entries_move_in_every_layer_also_after_the_pool_has_grown(dtype):
                 old[table[target // BLOCK], :, target % BLOCK] = read
         store.move(rows, sources, targets)
         assert all(torch.equal(one, other) for one, other in zip(wanted, pool.tensors, strict=True))
+
+
+def test_entries_that_move_while_another_thread_lets_the_pool_grow(monkeypatch):
+    pool = BlockPool(2, 3, 4, torch.float32)
+    store = PagedStore(pool, 1)
+    block = store.reserve(0, BLOCK)[0]
+    for number, tensor in enumerate(pool.tensors):
+        tensor[block, :, 7] = 1.0 + number
+    store.move([0], [7], [5])
+    mover = threading.Thread(target=store.move, args=([0], [7], [2]))
+    grow = pool._rooms[-1].grow
+
+    def grow_meanwhile(size):
+        """By now the other tensors have been copied: a move in the old ones would be lost."""
+        mover.start()
+        mover.join(0.2)
+        grow(size)
+
+    monkeypatch.setattr(pool._rooms[-1], "grow", grow_meanwhile)
+    for _ in range(pool.num_free + 1):
+        pool.take()
+    mover.join()
+    assert all((tensor[block, :, 2] == 1.0 + number).all() for number, tensor in enumerate(pool.tensors))
 
 
 @pytest.mark.parametrize(("slots", "room"), [(1, 1024), (1024, 1024), (1025, 2048), (5000, 8192)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 from importlib.metadata import PackageNotFoundError
@@ -11,13 +12,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import tiny
+from byte_tokenizer import byte_tokenizer
 from foretoken.cli.app import app
-from foretoken.cli.replicas import ReplicaOptions
+from foretoken.cli.options import ModelOptions
+from foretoken.cli.replicas import ReplicaApp, ReplicaOptions, run_replicas
+from foretoken.cli.serve import ServeOptions
 from foretoken.errors import ForetokenError, ParameterError
+from foretoken.serve.logs import JsonLines
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
-from foretoken.serve.replicas.cluster import check_address, cluster, held_port
+from foretoken.serve.replicas.cluster import LOCAL, Door, check_address, cluster, held_port, served
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "replicas.yaml"
 
@@ -72,11 +78,101 @@ def test_wrong_args_are_told(args, said):
         deployments(**args)
 
 
+def test_a_process_for_the_engine_is_for_servers_without_replicas():
+    with pytest.raises(ParameterError, match="--engine-process is for a server without replicas"):
+        run_replicas(ModelOptions(), ServeOptions(engine_process=True), ReplicaOptions(replicas="2"))
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"api_key": [12]}, "args has api_key with something that is no text: write each in quotes"),
+        ({"api_key": None}, "args has api_key with something that is no text: write each in quotes"),
+        ({"max_queue": -1}, "args has max_queue: -1, which is wrong: .*0"),
+        ({"max_queue": "many"}, "args has max_queue: 'many', which is wrong"),
+        ({"max_queue": 1.5}, "args has max_queue: 1.5, which is wrong"),
+        ({"max_queue": None}, "args has max_queue: None: write one value, or leave max_queue out"),
+        ({"target": ["a", "b"]}, "args has target: .*write one value"),
+        ({"replica_cpus": -1}, "args has replica_cpus: -1, which is wrong"),
+        ({"metrics": "no"}, "args has metrics: 'no': write true or false"),
+        ({"api_key_file": "/nowhere"}, "file of API keys"),
+        ({"port": 9000}, "args has 'port', .*: write port under http_options"),
+        ({"tls_cert": "cert.pem"}, "args has 'tls_cert', .*: write ssl_certfile under http_options"),
+        ({"tls_key": "key.pem"}, "args has 'tls_key', .*: write ssl_keyfile under http_options"),
+        ({"keep_alive": 9}, "args has 'keep_alive', .*: write keep_alive_timeout_s under http_options"),
+        ({"ray": "auto"}, "args has 'ray', which means nothing there"),
+        ({"engine_process": True}, "args has 'engine_process', which means nothing there"),
+    ],
+)
+def test_args_of_another_type_or_of_no_meaning_are_refused(args, said):
+    with pytest.raises(ForetokenError, match=said):
+        deployments(**args)
+
+
+def test_args_are_read_with_the_types_of_their_options(tmp_path):
+    template, keys = tmp_path / "template.jinja", tmp_path / "keys"
+    template.write_text("{{ messages }}")
+    keys.write_text("third\n")
+    paths = {"chat_template": str(template), "api_key_file": str(keys)}
+    parts = deployments(api_key="secret", num_speculative_tokens=4, max_queue="7", page=False, eager=True, **paths)
+    settings = parts["gateway"].init_args[1]
+    assert settings.api_keys == ("secret", "third")  # not each letter of it
+    assert (settings.max_queue, settings.page) == (7, False)
+    models = parts["replica"].init_args[0].models
+    assert (models.num_speculative_tokens, models.chat_template, models.eager) == ("4", template, True)
+    several = deployments(api_key=["one", "two"], log_bodies=True)["gateway"].init_args[1]
+    assert (several.api_keys, several.log_bodies) == (("one", "two"), True)
+
+
+def test_who_deploys_without_a_key_is_told(caplog, monkeypatch):
+    deployments(api_key="secret")
+    assert not caplog.records
+    deployments()
+    (said,) = caplog.messages
+    assert "anybody who reaches the proxies may ask" in said
+    assert "a file that every node has" in said
+    caplog.clear()
+    monkeypatch.setenv("FORETOKEN_API_KEY", "secret")
+    deployments(host="127.0.0.1")
+    (said,) = caplog.messages
+    assert "args has host, which means nothing there" in said
+
+
+def test_a_replica_logs_failures_in_the_form_that_is_asked_for(tmp_path):
+    tiny.tiny_llama(vocab_size=259, eos_token_id=258).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    models = ModelOptions(target=str(tmp_path), drafter="none", eager=True)
+    logs = [logging.getLogger(name) for name in ("foretoken.serve", "uvicorn.error")]
+    before = [(log.handlers, log.level, log.propagate) for log in logs]
+    try:
+        ReplicaApp(models, ServeOptions(log_format="json"))("one")
+        (handler,) = logs[0].handlers
+        assert isinstance(handler.formatter, JsonLines)
+        assert not logs[0].isEnabledFor(logging.INFO)  # the gateway has a line a request
+    finally:
+        for log, (handlers, level, propagate) in zip(logs, before, strict=True):
+            log.handlers, log.level, log.propagate = handlers, level, propagate
+
+
+def test_a_cluster_of_ones_own_has_the_processors_that_this_process_may_use(monkeypatch):
+    asked: dict[str, object] = {}
+    monkeypatch.setattr("ray.init", lambda **options: asked.update(options))
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
+    with cluster(LOCAL, 0.5):
+        pass
+    assert asked["num_cpus"] == 1
+    with cluster(LOCAL, 2.5):  # what was asked for is counted, whatever there is
+        pass
+    assert asked["num_cpus"] == 3
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--replicas", "many"], "write a number, LOW-HIGH or auto"),
         (["--replicas", "2", "--drafter", "lokup"], "did you"),
+        (["--replicas", "2", "--engine-process"], "--engine-process is for a server without replicas"),
     ],
 )
 def test_wrong_options_are_told_before_a_cluster_starts(options, said, monkeypatch):
@@ -227,6 +323,21 @@ def test_a_port_is_kept_for_the_proxies_while_a_cluster_starts(asked):
                 with socket.create_connection(("127.0.0.1", held), timeout=60):
                     proxy.accept()[0].close()
     bound(held, socket.SO_REUSEADDR).close()
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, 0), (0.4, 1), (75.0, 75)])
+def test_proxies_keep_connections_for_whole_seconds_and_for_none_only_where_that_is_asked(seconds, told, monkeypatch):
+    found = []
+
+    def start(**options):
+        found.append(options["http_options"]["keep_alive_timeout_s"])
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr("ray.serve.start", start)
+    door = Door(host="127.0.0.1", port=1, keep_alive=seconds)
+    with pytest.raises(ForetokenError, match="no more"), served(None, door, True, 0.0):
+        pass
+    assert found == [told]
 
 
 def test_a_port_of_another_server_is_not_shared():

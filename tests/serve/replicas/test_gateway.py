@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -38,6 +39,9 @@ class Played:
                 await asyncio.sleep(0)
         finally:
             self.ended += 1
+
+    async def answers(self) -> bool:
+        return bool(await self.metrics())
 
     async def metrics(self) -> list[tuple[str, str]]:
         return [("one", '# HELP a Of a.\n# TYPE a gauge\na{engine="0"} 1.0\n')]
@@ -171,6 +175,15 @@ def test_keys_and_the_size_of_bodies_are_checked_before_a_replica_is_asked():
     assert exchange(app, authorization="Bearer k")[0] == 200
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_bodies_are_logged_only_where_that_is_asked_for(caplog, asked):
+    app = create_gateway(Played([Part(b"{}", 200, JSON)]), settings(log_bodies=asked))
+    with caplog.at_level(logging.INFO, "foretoken.serve"):
+        exchange(app, body={"prompt": "secret"})
+    assert ("secret" in caplog.text) is asked
+    assert len(caplog.records) == 1 + asked
+
+
 def test_metrics_are_those_of_all_and_can_be_left_out():
     status, headers, body, _ = exchange(create_gateway(Played(), settings()), "/metrics", False)
     assert (status, headers[b"content-type"][:10]) == (200, b"text/plain")
@@ -190,6 +203,18 @@ def test_health_is_not_a_matter_of_queues_but_of_replicas(path):
 
     status, headers, body, _ = exchange(create_gateway(Nobody(), settings()), path, False)
     assert (status, headers[b"retry-after"], json.loads(body)["error"]["code"]) == (503, b"5", "no_replica")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_health_waits_for_no_replica_once_one_has_answered(path):
+    class Slow(Played):
+        async def answers(self):
+            return True
+
+        async def metrics(self):
+            pytest.fail("all replicas were waited for")
+
+    assert exchange(create_gateway(Slow(), settings()), path, False)[0] == 200
 
 
 def test_counters_of_a_replica_that_has_ended_stay_on_the_page():

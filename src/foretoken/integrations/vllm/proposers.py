@@ -7,6 +7,7 @@ what was sampled after it. How long a round took is the time from one call to th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import count
 from statistics import median
@@ -75,13 +76,14 @@ class Proposer:
         self._drafter = _made(str(options.get("drafter", self.drafter)))
         self._clock = clock
         self._policy = Policy((LOOKUP,), (True,), Costs.by_bytes(1.0, (0.0,)), Costs.by_bytes(1.0, (0.0,)))
-        # Requests that wait for their turn, and those that just ended, are kept beside a whole batch.
-        self._rows = KnownRows(2 * vllm_config.scheduler_config.max_num_seqs)
+        self._rows = KnownRows()
+        self._calls = 0
         self._seeds = count()
         self._parameters: dict[int, tuple[Sampler, Tensor]] = {}  # by rows
         self._ended: float | None = None  # the last call
         self._copied = 0.0  # seconds that it took for drafts
-        self._measured: dict[int, list[float]] | None = {}  # seconds by positions; None once costs are estimated
+        # The last seconds by positions; None once costs are estimated.
+        self._measured: dict[int, deque[float]] | None = {}
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """There is no model to load; vLLM's CPU build calls this on every proposer."""
@@ -103,6 +105,9 @@ class Proposer:
         """
         now = self._clock()
         seconds = None if self._ended is None else now - self._ended
+        self._calls += 1
+        # Requests that wait for their turn, and those that just ended, are kept beside the largest batch so far.
+        self._rows.most = max(self._rows.most, 2 * len(sampled_token_ids))
         rows: list[int] = []
         known: list[Known] = []
         emitted: list[list[int]] = []
@@ -118,12 +123,15 @@ class Proposer:
                     emitted.append(found.extend(tokens, len(new)))
                 rows.append(row)
                 known.append(found)
-        prefilled = len(rows) < len(sampled_token_ids) or not all(emitted)
+        # A row that was not there in the last call has been computed anew in this round.
+        resumed = any(one.call < self._calls - 1 for one in known)
+        prefilled = resumed or len(rows) < len(sampled_token_ids) or not all(emitted)
         self._learn(known, emitted, None if prefilled else seconds)
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         asked = self._draft(known)
         for row, one in zip(rows, known, strict=True):
             drafts[row] = one.offered[: one.drafted]
+            one.call = self._calls
             self._rows.put(one)
         self._ended = self._clock()
         # Where all rows rest, what is left of this call is part of any round.
@@ -153,13 +161,13 @@ class Proposer:
         if seconds is not None and positions and self._measured is not None:
             self._calibrate(self._measured, positions, seconds)
 
-    def _calibrate(self, measured: dict[int, list[float]], positions: int, seconds: float) -> None:
+    def _calibrate(self, measured: dict[int, deque[float]], positions: int, seconds: float) -> None:
         """Estimate costs as soon as some rounds of two sizes were measured.
 
         vLLM has no pass to spare on measuring, so the first rounds of a process decode plainly, which is the one thing
         that those of the policy would not show: it can't tell the slope of the costs from rounds of one size.
         """
-        measured.setdefault(positions, []).append(seconds)
+        measured.setdefault(positions, deque(maxlen=_MEASUREMENTS)).append(seconds)
         points = [(size, median(all_)) for size, all_ in measured.items() if len(all_) >= _MEASUREMENTS]
         if len(points) > 1:
             self._policy.costs.become(Line.through(points), [DrafterCosts(Line(0.0, 0.0))])

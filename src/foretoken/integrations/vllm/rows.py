@@ -30,6 +30,7 @@ class Known:
         offered: its tokens.
         decision: what the policy decided in the last round; None before the first one, and where the row rested.
         drafted: tokens that vLLM was given to verify.
+        call: number of the last of the proposer's calls in which it had a row.
     """
 
     sequence: Sequence
@@ -39,6 +40,7 @@ class Known:
     offered: list[int] = field(default_factory=list)
     decision: Decision | None = None
     drafted: int = 0
+    call: int = 0
 
     def extend(self, tokens: NDArray[np.int32], new: int) -> list[int]:
         """Append the last `new` ones of these tokens, and return them."""
@@ -58,12 +60,12 @@ class KnownRows:
 
     vLLM moves rows, pauses and resumes them between two rounds. Sequences with equal tokens are interchangeable.
 
-    Args:
+    Attributes:
         most: sequences that are kept; the one that was longest without a round is dropped first.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int = 0) -> None:
+        self.most = most
         self._known: dict[_Key, list[Known]] = {}  # least recently used first
         self._size = 0
 
@@ -93,7 +95,7 @@ class KnownRows:
         # A list moves to the end with its newest member; its other members have equal lengths and ends.
         self._known[key] = [*self._known.pop(key, []), known]
         self._size += 1
-        while self._size > self._most:
+        while self._size > self.most:
             oldest = next(iter(self._known))
             del self._known[oldest][0]
             if not self._known[oldest]:

@@ -18,6 +18,9 @@ from foretoken.models.native.packed import Packed, PackedMatrix
 from foretoken.models.native.spec import Spec
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_COMPARED = 1 << 22
+"""Numbers of two tables that are compared at a time."""
 _HALVES_BY_NAME = {"BF16": torch.bfloat16, "F16": torch.float16}
 HALVES = tuple(_HALVES_BY_NAME.values())
 """Dtypes of 16 bits."""
@@ -124,7 +127,7 @@ class Weights:
         )
         """Names of weights that the config has no use for."""
         if spec.tied:
-            self.unused = [weight for weight in self.unused if weight != "lm_head.weight"]
+            self.unused = [weight for weight in self.unused if weight != _HEAD]
 
     def bytes(self, layers: int | None = None) -> int:
         """Of all weights, or of those that a pass through the first layers reads, in their final dtype."""
@@ -141,17 +144,20 @@ class Weights:
     def release(self) -> None:
         """Give memory of files back that weights are read from again when they are needed again."""
 
+    def forget(self) -> None:
+        """Drop layers that are kept: for a backend after one that could not be used, with other `keeps_halves`."""
+
     def embedding(self) -> Tensor:
         """``[V, hidden]``, in the dtype that the model is computed in."""
-        return self._source.get("model.embed_tokens.weight").to(self._dtype)
+        return self._source.get(_EMBEDDINGS).to(self._dtype)
 
     def table(self) -> Tensor | Packed:
         """``[V, hidden]``: the embeddings as they are looked up."""
-        return self._get("model.embed_tokens.weight")
+        return self._get(_EMBEDDINGS)
 
     def head(self) -> Tensor | Packed:
         """``[V, hidden]``: the output layer, which may be the embedding table."""
-        return self.table() if self.spec.tied else self._get("lm_head.weight")
+        return self.table() if self.spec.tied else self._get(_HEAD)
 
     def final_norm(self) -> Tensor:
         """``[hidden]``."""
@@ -203,11 +209,11 @@ def expected_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.heads * spec.head_dim, spec.groups * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (spec.vocab_size, hidden),
+        _EMBEDDINGS: (spec.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not spec.tied:
-        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
+        shapes[_HEAD] = (spec.vocab_size, hidden)
     for number in range(spec.layers):
         shapes |= {f"model.layers.{number}.{part}": shape for part, shape in _layer_shapes(spec, queries, keys, inner)}
     return shapes
@@ -281,6 +287,56 @@ class Module(TensorSource):
         return self._tensors[name].detach()
 
 
+class Aliased(TensorSource):
+    """A source with one more name for one of its tensors.
+
+    Args:
+        source: has the tensor.
+        name: the further name.
+        known: its name in the source.
+    """
+
+    def __init__(self, source: TensorSource, name: str, known: str) -> None:
+        self._source, self._known = source, {name: known}
+        self.names = (*source.names, name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `TensorSource`."""
+        return self._source.shape(self._known.get(name, name))
+
+    def stored(self, name: str) -> torch.dtype:
+        """See `TensorSource`."""
+        return self._source.stored(self._known.get(name, name))
+
+    def get(self, name: str) -> Tensor:
+        """See `TensorSource`."""
+        return self._source.get(self._known.get(name, name))
+
+
+def tied_as_stored(spec: Spec, source: TensorSource) -> tuple[Spec, TensorSource]:
+    """A spec and a source of a model whose config ties the output layer to the embeddings, as transformers reads it.
+
+    A source that has both, with different numbers, is not tied; if it has the output layer alone, that is both.
+    To compare them reads both tables once, up to where they differ.
+    """
+    names = set(source.names)
+    if not spec.tied or _HEAD not in names:
+        return spec, source
+    if _EMBEDDINGS not in names:
+        return spec, Aliased(source, _EMBEDDINGS, _HEAD)
+    return (spec if _equal(source.get(_EMBEDDINGS), source.get(_HEAD)) else replace(spec, tied=False)), source
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two matrices have the same numbers; part by part, so that few bytes are read where they differ."""
+    if one.shape != other.shape or one.data_ptr() == other.data_ptr():
+        return one.shape == other.shape
+    rows = max(1, _COMPARED // one.shape[-1])
+    dtype = torch.promote_types(one.dtype, other.dtype)
+    parts = zip(one.split(rows), other.split(rows), strict=True)
+    return all(torch.equal(first.to(dtype), second.to(dtype)) for first, second in parts)
+
+
 class Folder(TensorSource):
     """The safetensors files of a checkpoint, mapped into memory: unused tensors are not read.
 
@@ -289,11 +345,10 @@ class Folder(TensorSource):
     """
 
     def __init__(self, folder: Path) -> None:
-        index = folder / INDEX
-        if index.is_file():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        else:
+        if (folder / SINGLE).is_file():  # which transformers, too, takes before an index that lies beside it
             files = [SINGLE]
+        else:
+            files = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
         self._files = {}
         for file in files:
             opened = safe_open(folder / file, framework="pt")

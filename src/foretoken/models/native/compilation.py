@@ -110,10 +110,12 @@ class CompiledGraph:
         """
         request = self._request
         if self._version != self._pool.version:
-            self._memory = [shared(tensor) for tensor in self._pool.tensors[: self._caches]]
+            with self._pool.lock:
+                version, tensors = self._pool.version, self._pool.tensors
+            self._memory = [shared(tensor) for tensor in tensors[: self._caches]]
             for number, (tensor, _) in enumerate(self._memory):
                 request.set_input_tensor(len(self._names) + number, tensor)
-            self._version = self._pool.version
+            self._version = version
         for number, name in enumerate(self._names):
             array, bound = arrays[name], self._inputs[number]
             if isinstance(array, np.ndarray):

@@ -153,8 +153,9 @@ def config_of(metadata: dict[str, Any], header: Header | None, n_ctx: int | None
 
     heads, hidden = get("attention.head_count"), get("embedding_length")
     rope = {"rope_type": "default", "rope_theta": get("rope.freq_base", 10_000.0)}
-    if get("rope.scaling.type") == "linear":
-        rope |= {"rope_type": "linear", "factor": get("rope.scaling.factor", 1.0)}
+    # Without a type llama.cpp scales as with this one, and a factor of 0 means none.
+    if get("rope.scaling.type", "linear") == "linear" and (factor := get("rope.scaling.factor", 0.0)):
+        rope |= {"rope_type": "linear", "factor": factor}
     if _FACTORS in tensors:
         rope["frequency_factors"] = tensors[_FACTORS].data.view(np.float32).ravel()
     table = tensors.get("token_embd.weight")

@@ -117,8 +117,12 @@ class Int4Weights(Weights):
 
     def __init__(self, spec: Spec, source: TensorSource, name: str, dtype: torch.dtype) -> None:
         super().__init__(spec, source, name, dtype)
+        self.forget()
+
+    def forget(self) -> None:
+        """See `Weights`."""
         # Integers and scales begin on pages of their own.
-        self._scratch = ScratchFile(cache_folder("weights"), self.bytes() + 2 * mmap.PAGESIZE * 4 * spec.layers)
+        self._scratch = ScratchFile(cache_folder("weights"), self.bytes() + 2 * mmap.PAGESIZE * 4 * self.spec.layers)
         # Several graphs of one model share the memory of its weights.
         self._layer = cache(super().layer)
 

@@ -78,13 +78,18 @@ class Int8:
 
     def __init__(self, matrix: Matrix) -> None:
         self._weight, self._scale = quantised(matrix.weight)
-        self._scale = self._scale.to(matrix.weight.dtype)
+        self._half = matrix.weight.dtype is torch.float16
+        if not self._half:
+            self._scale = self._scale.to(matrix.weight.dtype)
         self._bias = matrix.bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
         rows = x.reshape(-1, x.shape[-1])
-        if rows.shape[0] <= _FEW_ROWS and rows.device.type == "cpu":
+        if self._half:  # whose largest number is 65504: products with integers up to 127 would exceed it
+            weight = rows.new_empty(self._weight.shape)
+            product = linear(rows, torch.mul(self._weight, self._scale[:, None], out=weight))
+        elif rows.shape[0] <= _FEW_ROWS and rows.device.type == "cpu":
             product = torch._weight_int8pack_mm(rows, self._weight, self._scale)
         else:
             product = linear(rows, self._weight.to(rows.dtype)) * self._scale

@@ -15,7 +15,7 @@ import torch
 from foretoken.errors import ModelError, check_choice, check_flag, install_extra
 from foretoken.models.gguf.header import Header
 from foretoken.models.native import gguf_weights
-from foretoken.models.native.checkpoint import Folder, Module, TensorSource, Weights
+from foretoken.models.native.checkpoint import Folder, Module, TensorSource, Weights, tied_as_stored
 from foretoken.models.native.compiled import compiled
 from foretoken.models.native.int4 import Int4Weights
 from foretoken.models.native.linear import FOUR_BITS, ROUNDED_INPUTS, Quantize, check_quantize
@@ -68,7 +68,9 @@ class Options:
             raise ModelError("OpenVINO compiles all that it runs: leave out eager=True, or backend='openvino'")
 
 
-def refusal(config: Any, folder: Path | None, dtype: torch.dtype, device: torch.device) -> str | None:
+def refusal(
+    config: Any, folder: Path | None, dtype: torch.dtype, device: torch.device, *, own_code: bool = False
+) -> str | None:
     """Why a model can't run natively; None if it can.
 
     Args:
@@ -76,7 +78,10 @@ def refusal(config: Any, folder: Path | None, dtype: torch.dtype, device: torch.
         folder: of the checkpoint; None for a model in memory.
         dtype: what it would run in.
         device: where it would run.
+        own_code: transformers runs it with code that comes with the checkpoint.
     """
+    if own_code:
+        return "the checkpoint brings code of its own"
     reason = refusal_of_config(config)
     if reason is not None:
         return reason
@@ -120,7 +125,8 @@ def build(
         ModelError: weights are missing or have wrong shapes.
     """
     tensors: TensorSource = Folder(source) if isinstance(source, Path) else Module(source)
-    weights = (Int4Weights if options.quantize in FOUR_BITS else Weights)(spec_of(config), tensors, name, dtype)
+    spec, tensors = tied_as_stored(spec_of(config), tensors)
+    weights = (Int4Weights if options.quantize in FOUR_BITS else Weights)(spec, tensors, name, dtype)
     if weights.unused:
         warnings.warn(
             f"{name} holds {len(weights.unused)} weights that a {weights.spec.family} model of its config.json has no "
@@ -188,6 +194,7 @@ def _backend(weights: Weights, name: str, dtype: torch.dtype, device: torch.devi
             return OpenVinoBackend(weights, dtype, chosen)
         except RuntimeError as error:
             weights.keeps_halves = False
+            weights.forget()
             # The error of its compiler on processors without kernels.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             reason = f"it can't compile the model ({lines[-1][:200]})"
@@ -219,6 +226,8 @@ def openvino_refusal(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"it computes on the CPU, and not on {device.type}: use device='cpu'"
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return f"its attention has not been tried on {platform.machine()}: use an x86-64 processor"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"it computes in float32 or bfloat16, and not in {str(dtype)[6:]}: load the model with dtype='float32'"
     if dtype is torch.bfloat16 and not multiplies_bfloat16():
         return "this processor doesn't multiply bfloat16: load the model with dtype='float32'"
     try:

@@ -57,8 +57,9 @@ class BlockPool:
         most: slots up to which it grows without a copy: addresses are set aside for them, and no memory.
 
     Attributes:
-        tensors: keys, then values, of each layer in turn: ``[blocks, G, BLOCK, D]``.
+        tensors: keys, then values, of each layer in turn: ``[blocks, G, BLOCK, D]``. Another thread may replace them.
         version: changes when the tensors are replaced.
+        lock: held while they are, and by whoever writes to them besides passes, which would write to replaced ones.
     """
 
     def __init__(self, layers: int, groups: int, head_dim: int, dtype: torch.dtype, most: int = 0) -> None:
@@ -69,7 +70,7 @@ class BlockPool:
         self.version = 0
         self._arrays: tuple[int, list[Any]] = (-1, [])
         self._free = list(range(FIRST_BLOCKS))
-        self._lock = RLock()  # the garbage collector may give blocks back at any time, within `take` too
+        self.lock = RLock()  # the garbage collector may give blocks back at any time, within `take` too
 
     @property
     def arrays(self) -> list[Any]:
@@ -90,21 +91,21 @@ class BlockPool:
 
     def take(self) -> int:
         """Reserve a block."""
-        with self._lock:
+        with self.lock:
             if not self._free:
                 self._grow()
             return self._free.pop()
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Return blocks to the pool."""
-        with self._lock:
+        with self.lock:
             self._free.extend(blocks)
 
     def _grow(self) -> None:
         size = self.tensors[0].shape[0]
-        for index, room in enumerate(self._rooms):
+        for room in self._rooms:
             room.grow(size + size // 2)
-            self.tensors[index] = room.tensor
+        self.tensors = [room.tensor for room in self._rooms]
         self._free.extend(range(size, size + size // 2))
         self.version += 1
 
@@ -179,8 +180,9 @@ class PagedStore:
         )
         old_slots, new_slots = ([slot % BLOCK for slot in slots] for slots in (sources, targets))
         read, read_at, write, write_at = (np.array(one, dtype=np.intp) for one in (old, old_slots, new, new_slots))
-        for array in self._pool.arrays:
-            array[write, :, write_at] = array[read, :, read_at]
+        with self._pool.lock:
+            for array in self._pool.arrays:
+                array[write, :, write_at] = array[read, :, read_at]
 
     def select(self, rows: Sequence[int], kept: Sequence[int], cut: Sequence[int] = ()) -> None:
         """See `KeyValueStore`."""
@@ -202,6 +204,7 @@ class PagedStore:
 
     def _copy(self, table: list[int]) -> list[int]:
         new = [self._pool.take() for _ in table]
-        for tensor in self._pool.tensors:
-            tensor[new] = tensor[table]
+        with self._pool.lock:
+            for tensor in self._pool.tensors:
+                tensor[new] = tensor[table]
         return new

@@ -27,9 +27,11 @@ class Rotary:
         rope_type = parameters["rope_type"]
         self.switch: int | None = None
         """Longest sequence, in tokens, of the first set of frequencies; None if there is one set only."""
-        if rope_type in ("default", "dynamic"):
+        if rope_type in ("default", "dynamic", "linear"):  # as transformers has them, whose import takes long
             steps = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
             frequencies = 1.0 / parameters["rope_theta"] ** steps
+            if rope_type == "linear":
+                frequencies = frequencies / parameters["factor"]
             factors = parameters.get("frequency_factors")  # of GGUF files
             self._frequencies = [frequencies if factors is None else frequencies / torch.as_tensor(factors)]
             self._scale = 1.0

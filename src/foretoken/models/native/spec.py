@@ -68,8 +68,6 @@ def refusal(config: Any) -> str | None:
     family = getattr(config, "model_type", None)
     if family not in FAMILIES:
         return f"the architecture {family!r} is none of {', '.join(FAMILIES)}"
-    if getattr(config, "auto_map", None):
-        return "the checkpoint brings code of its own"
     if getattr(config, "quantization_config", None) is not None:
         return "the checkpoint is quantised"
     if config.hidden_act not in ("silu", "swish"):

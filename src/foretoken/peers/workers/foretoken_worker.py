@@ -18,6 +18,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     import torch
 
     import foretoken
+    from foretoken.drafters.sharing import forget_requests
 
     torch.set_num_threads(options["threads"])
     extra = dict(options["options"])
@@ -65,6 +66,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             )
             for seed in ([None] * len(request["prompts"]) if unseeded else request["seeds"])
         ]
+        forget_requests(one.drafter)  # the same prompts come again in every repeat
         completions, seconds = timed(lambda: one.generate(request["prompts"], params))
         for completion in completions:
             if completion.error is not None:

@@ -76,7 +76,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             n_predict=request["num_tokens"],
             top_k=params["top_k"] or 0,
             samplers=["penalties", "top_k", "top_p", "min_p", "temperature"],
-            ignore_eos=True,
+            ignore_eos=not request.get("ends"),  # which rules end tokens out
             return_tokens=True,
             cache_prompt=False,
             seed=-1 if request["seeds"] is None else request["seeds"][0] % 2**32,
@@ -89,16 +89,19 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
                 return json.load(response)
 
         found, seconds = timed(answer)
-        if len(found["tokens"]) != request["num_tokens"]:
-            raise ValueError(f"{len(found['tokens'])} tokens came back and not {request['num_tokens']}")
+        count = len(found["tokens"])
+        if count != request["num_tokens"] and not (request.get("ends") and found.get("stop_type") == "eos"):
+            raise ValueError(f"{count} tokens came back and not {request['num_tokens']}")
         result: dict[str, Any] = {"tokens": [found["tokens"]], "seconds": seconds}
+        if request.get("ends"):  # llama.cpp has end tokens of its own, told by their text
+            result["end_tokens"] = [found["tokens"][-1] if count and found.get("stop_type") == "eos" else None]
         if request["mode"] == "plain":
-            result["rounds"] = request["num_tokens"]
+            result["rounds"] = count
         else:
             timings = found["timings"]
             result["drafted"] = timings.get("draft_n", 0)
             result["accepted"] = timings.get("draft_n_accepted", 0)
-            result["rounds"] = request["num_tokens"] - result["accepted"]
+            result["rounds"] = count - result["accepted"]
         return result
 
     return {"xllamacpp": xllamacpp.__version__}, run

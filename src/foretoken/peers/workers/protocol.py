@@ -8,16 +8,17 @@ The worker is started with one argument, a JSON object::
 and writes ``{"ready": true, "versions": {...}}`` once its libraries are imported. Then it reads requests, one a line::
 
     {"mode": ..., "k": ..., "prompts": [[...], ...], "num_tokens": n, "params": {"temperature": t, "top_k": ..., ...},
-     "seeds": [s, ...] or null, "logprobs": n or null}
+     "seeds": [s, ...] or null, "logprobs": n or null, "ends": true or false}
 
 The prompts (token ids) are decoded as one batch. Of "params" (fields of `foretoken.SamplingParams`) those that are
 missing shape nothing; "seeds" has one for each prompt, null leaves them to the engine; "logprobs" asks for so many
-log-probabilities at each position, of engines that report them. A worker that can't change its mode may ignore "mode"
-and "k" here.
+log-probabilities at each position, of engines that report them; "ends", of audits, forbids to rule end tokens out,
+which engines may do otherwise to fill `num_tokens`. A worker that can't change its mode may ignore "mode" and "k" here.
 
 It answers each request with ``{"tokens": [[...], ...], "seconds": wall clock of generating them, ...}``, where further
 keys of `Result` are present if the engine reports them; or with ``{"error": reason, "unsupported": true or false}``.
-Every output has exactly `num_tokens` tokens: end tokens don't end it.
+Every output has exactly `num_tokens` tokens: end tokens don't end it, except with "ends", of engines that can't go on
+behind one.
 
 The end of the input ends the worker.
 """
@@ -38,8 +39,8 @@ class Unsupported(Exception):
 Result = dict[str, Any]
 """tokens, seconds; rounds (target passes; the prompt's counts as one), drafted, accepted (tokens of all prompts
 together), drafted_by_position, accepted_by_position (lists), parts (seconds by name), round_lengths (for each output,
-the tokens that each round added), top_logprobs (for each output and position, ``{token id: log-probability}``), and
-drafter_quantize."""
+the tokens that each round added), top_logprobs (for each output and position, ``{token id: log-probability}``),
+end_tokens (for each output, its last token if that is an end token, null otherwise), and drafter_quantize."""
 
 Runner = Callable[[dict[str, Any]], Result]
 

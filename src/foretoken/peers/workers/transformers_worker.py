@@ -26,6 +26,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
             one.to(options["device"]).eval()
             one.generation_config.eos_token_id = None
             one.generation_config.pad_token_id = 0
+            one.generation_config.min_p = None  # requests that have none would have the checkpoint's
             if part == "target":
                 one.register_forward_pre_hook(lambda *_: passes.update(target=passes["target"] + 1))
             loaded[part] = one

@@ -83,7 +83,7 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
                 **params,
                 logit_bias={int(token): value for token, value in bias.items()} if bias else None,
                 max_tokens=request["num_tokens"],
-                min_tokens=request["num_tokens"],
+                min_tokens=0 if request.get("ends") else request["num_tokens"],  # which rules end tokens out
                 ignore_eos=True,
                 detokenize=False,
                 logprobs=request["logprobs"],

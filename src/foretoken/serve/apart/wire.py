@@ -20,6 +20,7 @@ from typing import Any
 
 from foretoken.engine.outputs import DecodeStats, Origin, Piece, StreamEvent
 from foretoken.errors import ForetokenError
+from foretoken.serve.logs import name_error
 
 _HEAD = struct.Struct("<BI")
 _READ = 1 << 20  # bytes at once
@@ -56,10 +57,11 @@ def frame(kind: Kind, value: Any) -> bytes:
 
 
 def sendable(error: Exception) -> Exception:
-    """An error as it can be sent: with its stack as a note, where it is none of the library's; another error, if it
-    can't be made again from its pickle.
+    """An error as it can be sent: with its name for the log, and its stack as a note, where it is none of the
+    library's; another error, if it can't be made again from its pickle.
     """
-    if not isinstance(error, ForetokenError) and not hasattr(error, "__notes__"):  # one may end many requests
+    name_error(error)  # one may end many requests, each of which is sent a copy
+    if not isinstance(error, ForetokenError) and not hasattr(error, "__notes__"):
         error.add_note("in the engine's process:\n" + "".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
@@ -67,6 +69,7 @@ def sendable(error: Exception) -> Exception:
         told = ForetokenError(f"{type(error).__name__}: {error}")
         for note in error.__notes__ if hasattr(error, "__notes__") else ():
             told.add_note(note)
+        name_error(told, error)
         return told
     return error
 

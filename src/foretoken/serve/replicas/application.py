@@ -5,6 +5,7 @@ Every process of the application imports this module, and only replicas need tor
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.serve.errors import ApiError
 from foretoken.serve.logs import Format, log_to_stderr
-from foretoken.serve.replicas.gateway import create_gateway
+from foretoken.serve.replicas.gateway import create_gateway, no_replica
 from foretoken.serve.replicas.messages import Part, Question, ReplicaDied
 from foretoken.serve.replicas.replica import answer, check_engine
 from foretoken.serve.replicas.router import DEFAULT_SLACK, PrefixRouter
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from foretoken.serve.service import Service
 
 _METRICS_SECONDS = 10.0
+"""For which replicas have time to be found and to tell their numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +125,43 @@ class RayReplicas:
             over = True
             message = "all replicas' queues are full: ask again in 1 s"
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"}) from None
+        except DeploymentUnavailableError:
+            over = True
+            raise no_replica() from None
         finally:
             if not over:
                 response.cancel()
 
     async def metrics(self) -> list[tuple[str, str]]:
-        """See `Replicas.metrics`; a replica that has just ended is left out."""
-        found = self._handle.broadcast("metrics")
-        told = await found.results_async(timeout_s=_METRICS_SECONDS, return_exceptions=True)
-        return [one for one in told if not isinstance(one, BaseException)]
+        """See `Replicas.metrics`; a replica that has just ended, or does not answer in time, is left out."""
+        return sorted([one async for one in self._told()])
+
+    async def answers(self) -> bool:
+        """See `Replicas.answers`."""
+        async with aclosing(self._told()) as told:
+            return await anext(told, None) is not None
+
+    async def _told(self) -> AsyncGenerator[tuple[str, str], None]:
+        """What replicas tell of themselves, as it comes."""
+        clock = asyncio.get_running_loop().time
+        end = clock() + _METRICS_SECONDS
+        # Ray's own `results_async` fails as a whole where one replica is late.
+        found = self._handle.broadcast("metrics")._fetch_replica_results_async()
+        try:
+            asked = await asyncio.wait_for(found, _METRICS_SECONDS)
+        except (TimeoutError, DeploymentUnavailableError):  # there is none
+            return
+        awaited = {asyncio.ensure_future(one.get_async()) for one in asked}
+        try:
+            while awaited:
+                done, awaited = await asyncio.wait(awaited, timeout=end - clock(), return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    return
+                for told in [one.result() for one in done if not one.cancelled() and one.exception() is None]:
+                    yield told
+        finally:
+            for one in awaited:
+                one.cancel()
 
 
 class WithoutId:

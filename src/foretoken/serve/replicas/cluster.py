@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import signal
@@ -21,6 +22,7 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from foretoken.errors import ForetokenError
+from foretoken.models.machine import cores
 from foretoken.serve.lifecycle import listen
 
 LOCAL = "local"
@@ -59,12 +61,14 @@ class Door:
     Attributes:
         host: address.
         port: not 0.
+        keep_alive: seconds for which a connection without a request stays open; Ray takes whole ones, rounded up.
         tls_cert: PEM file; None for plain HTTP.
         tls_key: PEM file with its key.
     """
 
     host: str
     port: int
+    keep_alive: float
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
@@ -150,7 +154,7 @@ def cluster(address: str, cpus: float) -> Iterator[None]:
     options["address"] = address
     if address == LOCAL:
         options |= {
-            "num_cpus": max(int(cpus + 0.999), os.cpu_count() or 1),
+            "num_cpus": max(int(cpus + 0.999), cores()),
             "object_store_memory": _OBJECT_STORE,
             "include_dashboard": False,
         }
@@ -195,7 +199,7 @@ def served(application: serve.Application, door: Door, own: bool, grace: float) 
     Raises:
         ForetokenError: the replicas did not start, or the port is taken.
     """
-    http: dict[str, Any] = {"host": door.host, "port": door.port}
+    http: dict[str, Any] = {"host": door.host, "port": door.port, "keep_alive_timeout_s": math.ceil(door.keep_alive)}
     if door.tls_cert is not None:
         http |= {"ssl_certfile": str(door.tls_cert), "ssl_keyfile": str(door.tls_key or door.tls_cert)}
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)

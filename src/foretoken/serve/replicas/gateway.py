@@ -19,7 +19,7 @@ from foretoken.serve.auth import ApiKeys
 from foretoken.serve.errors import ApiError, ClientGone, api_error, json_response
 from foretoken.serve.gate import Gate
 from foretoken.serve.handlers import METRICS_TYPE, answer_errors, cors_options
-from foretoken.serve.logs import log_failure
+from foretoken.serve.logs import log_body, log_failure
 from foretoken.serve.replicas.blocks import keeper, prompt_blocks
 from foretoken.serve.replicas.merging import MetricsPages
 from foretoken.serve.replicas.messages import Part, Question, ReplicaDied, Replicas
@@ -88,8 +88,8 @@ def create_gateway(replicas: Replicas, settings: ServeSettings) -> Starlette:
         return Response(text, media_type=METRICS_TYPE)
 
     async def show_health(request: Request) -> Response:
-        if not await replicas.metrics():  # past all queues: a replica whose queue is full is well
-            raise ApiError(503, "no replica answers: ask again later", code="no_replica", headers={"retry-after": "5"})
+        if not await replicas.answers():  # past all queues: a replica whose queue is full is well
+            raise no_replica()
         return json_response({"status": "ok"})
 
     routes = [Route(path, show_health) for path in ("/health", "/ready")]
@@ -101,6 +101,11 @@ def create_gateway(replicas: Replicas, settings: ServeSettings) -> Starlette:
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **cors_options(settings))
     return app
+
+
+def no_replica() -> ApiError:
+    """What is told where no replica runs, or none answers."""
+    return ApiError(503, "no replica answers: ask again later", code="no_replica", headers={"retry-after": "5"})
 
 
 class Forwarder:
@@ -130,6 +135,8 @@ class Forwarder:
         """
         request = Request(scope, receive)
         body = b"" if request.method in ("GET", "HEAD") else await bodies.receive(request, self._settings)
+        if body and self._settings.log_bodies:
+            log_body(body, request.state.request_id)
         headers = tuple((name, value) for name, value in request.headers.raw if name not in _HOP)
         identity = (b"x-request-id", request.state.request_id.encode())
         path = request.url.path

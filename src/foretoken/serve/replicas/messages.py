@@ -64,3 +64,6 @@ class Replicas(Protocol):
 
     async def metrics(self) -> list[tuple[str, str]]:
         """Of each replica, its name and what it counts, in Prometheus' text format."""
+
+    async def answers(self) -> bool:
+        """Whether any replica answers, which is known as soon as the first one has."""
