@@ -252,6 +252,13 @@ def test_a_field_that_is_not_to_blame_is_not_named(world, status, reply):
     assert "--field" not in str(told.value)
 
 
+def test_all_fields_that_a_server_refuses_are_named(world):
+    reply = "Unrecognized request arguments supplied: top_k, min_p, repetition_penalty"
+    with serving(Server(world, status=400, reply=reply)) as url, pytest.raises(AuditError) as told:
+        subject(url).sample(SampleRequest((0, 1), 1, 4))
+    assert str(told.value).endswith("--field top_k=null --field min_p=null --field repetition_penalty=null")
+
+
 def test_reported_logprobs_are_rounded():
     """A token outside of the table is possible, whatever the rounded ones leave for it."""
     reported = {

@@ -653,6 +653,21 @@ def test_a_target_is_tried_without_the_tensors_of_the_round_that_failed(monkeypa
     assert left == [False]
 
 
+def test_a_scoring_that_ran_out_of_memory_keeps_none(monkeypatch):
+    """The error that its caller has would else hold what was computed, as long as it lives."""
+    held = []
+
+    def fails(*_):
+        states = torch.zeros(1)
+        held.append(weakref.ref(states))
+        raise torch.OutOfMemoryError("no memory")
+
+    results, failure = failing(make(), monkeypatch, fails, 1, ask=lambda served, number: served.score([3, 1]))
+    assert isinstance(results[0], torch.OutOfMemoryError)
+    assert held[0]() is None
+    assert failure is None
+
+
 needs_accelerator_errors = pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="torch 2.8 made it")
 
 

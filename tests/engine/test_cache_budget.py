@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Thread
 
 import pytest
@@ -188,14 +187,19 @@ def test_calls_of_several_threads_wait_for_each_other(begun):
         next(stream)
     together = Barrier(4, timeout=60)
 
-    def generate(one):
-        together.wait()
-        return [[each.token_ids for each in engine.generate([[5, 6, 7]] * 2, [one] * 2)] for _ in range(3)]
+    found = {}
 
-    pool = ThreadPoolExecutor(4)
-    found = list(pool.map(generate, params, timeout=120))
-    pool.shutdown(wait=False)
-    assert found == [[[tokens] * 2] * 3 for tokens in wanted]
+    def generate(number):
+        together.wait()
+        batches = [engine.generate([[5, 6, 7]] * 2, [params[number]] * 2) for _ in range(3)]
+        found[number] = [[each.token_ids for each in batch] for batch in batches]
+
+    threads = [Thread(target=generate, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [found.get(number) for number in range(4)] == [[[tokens] * 2] * 3 for tokens in wanted]
     if begun:
         assert list(stream)[-1].completion.token_ids == wanted[0]
     assert not engine._loops.budget.held()
@@ -205,37 +209,35 @@ def test_who_waits_is_served_in_turn_and_hears_of_streams_that_are_dropped():
     """A small request does not overtake a large one that came before."""
     target = load(tiny_llama(seed=1, max_position_embeddings=512))
     engine = Engine(target, None, cache_memory=2 * Budget(1, [target]).needs([23]))
-    budget, order = engine._loops.budget, []
+    budget, requests = engine._loops.budget, {}
     assert budget.needs([303]) == budget.limit
 
     def scheduler_of(length):
         scheduler = Scheduler(engine._loops.make(), 1, budget)
         params = SamplingParams(seed=1, max_new_tokens=length, ignore_eos=True)
-        scheduler.submit(engine._loops.row(([5, 6, 7], params, None), engine.verifier))
+        requests[length] = scheduler.submit(engine._loops.row(([5, 6, 7], params, None), engine.verifier))
         return scheduler
-
-    def run(scheduler, name):
-        scheduler.run()
-        order.append(name)
 
     call, stream = scheduler_of(20), scheduler_of(20)
     call.step()
     stream.step()
     call.runs = stream.runs = True  # as in calls of other threads that are under way
     large, small = scheduler_of(300), scheduler_of(20)
-    threads = [Thread(target=run, args=one, daemon=True) for one in ((large, "large"), (small, "small"))]
+    threads = [Thread(target=one.run, daemon=True) for one in (large, small)]
     for thread, scheduler in zip(threads, (large, small), strict=True):
         thread.start()
-        while scheduler not in budget.waiting:
+        while scheduler not in budget.waiting and thread.is_alive():
             time.sleep(0.001)
     while call.busy:
         call.step()
     time.sleep(0.3)  # the small one would fit
     assert budget.waiting == [large, small]
-    stream = None  # it tells nobody
+    with budget.changes:
+        stream = None  # it tells nobody
     for thread in threads:
         thread.join(60)
-    assert order == ["large", "small"]
+    assert requests[300].completion.finish_reason == requests[20].completion.finish_reason == "length"
+    assert requests[300].begun_at < requests[20].begun_at
     assert not budget.waiting
 
 
@@ -250,7 +252,7 @@ def test_a_request_that_is_cancelled_waits_no_longer():
     request, served = engine.submit([5, 6, 7], one), []
     waiting = Thread(target=lambda: served.append(engine.step()), daemon=True)
     waiting.start()
-    while not engine._loops.budget.waiting:
+    while not engine._loops.budget.waiting and waiting.is_alive():
         time.sleep(0.001)
     request.cancel()
     waiting.join(60)

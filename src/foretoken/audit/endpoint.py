@@ -173,8 +173,11 @@ class EndpointSubject:
         except urllib.error.HTTPError as error:
             reply = error.read().decode("utf-8", "replace").strip()
             named = [name for name in _OUTSIDE_STANDARD if name in (body or {}) and re.search(rf"\b{name}\b", reply)]
-            refused = error.code in _REFUSALS and len(named) == 1  # a reply with several may quote the whole request
-            cure = f"; a request leaves {named[0]} out with --field {named[0]}=null" if refused else ""
+            # A reply that has values beside names quotes the request, whatever it refuses.
+            quoted = any(re.search(rf"\b{name}\b['\"]?\s*[:=]\s*-?\d", reply) for name in named)
+            left_out = " ".join(f"--field {name}=null" for name in named)
+            refused = error.code in _REFUSALS and named and not quoted
+            cure = f"; a request leaves {' and '.join(named)} out with {left_out}" if refused else ""
             raise AuditError(
                 f"{self.url}{path} answered with status {error.code}: {reply[:300] or error.reason}{cure}"
             ) from error

@@ -330,7 +330,7 @@ class _MemoryGuard:
         return
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or not is_out_of_memory(error):
+        if error is None or isinstance(error, OutOfMemory) or not is_of_memory(error):
             return
         clear_frames(error.__traceback__)  # of a pass that failed, see `Scheduler.step`
         raise OutOfMemory(
@@ -388,9 +388,7 @@ def _pass_hidden_states(
     drafter.observe_hidden(batch.sequences, [length - 1 for length in lengths], counts, states)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, and the error is no `OutOfMemory` yet."""
-    if isinstance(error, OutOfMemory):
-        return False
+def is_of_memory(error: BaseException) -> bool:
+    """Whether it says that memory ran out: an `OutOfMemory`, or what it is made of."""
     told = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return told or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return told or isinstance(error, OutOfMemory | torch.OutOfMemoryError | MemoryError)

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from foretoken.engine.arrivals import Call
-from foretoken.engine.decode_loop import is_out_of_memory
+from foretoken.engine.decode_loop import is_of_memory
 from foretoken.engine.engine import Engine
 from foretoken.engine.outputs import StreamEvent
 from foretoken.engine.prompt_scores import Scoring
 from foretoken.engine.prompts import Prompt
 from foretoken.engine.scheduler import Request
 from foretoken.engine.taken import give_back, take
-from foretoken.errors import EngineClosed, ForetokenError, OutOfMemory, QueueTimeout, SlowConsumer
+from foretoken.errors import EngineClosed, ForetokenError, QueueTimeout, SlowConsumer
 from foretoken.sampling import SamplingParams
 
 _MOST_FAILED = 3
@@ -149,7 +149,11 @@ class Worker:
                 if scoring.failure is not None:
                     if self._recurs(scoring.failure):
                         raise scoring.failure
+                    if is_of_memory(scoring.failure):
+                        clear_frames(scoring.failure.__traceback__)  # or what was computed would live as long as it
                     scoring.tell(scoring.failure)
+                elif scoring.wanted:
+                    self._failed_in_a_row = 0
                 return
             if self.engine.busy:
                 self._step()
@@ -224,7 +228,7 @@ class Worker:
         target = self.engine.target
         if target.decoder_start_token_id is not None:  # it can't be tried by itself
             return by_device
-        self._failed_in_a_row += not _is_of_memory(error)  # a smaller request may fit
+        self._failed_in_a_row += not is_of_memory(error)  # a smaller request may fit
         if self._failed_in_a_row < _MOST_FAILED and not by_device:
             return False
         # Somebody may have asked again and again for what fails by itself alone: does the target compute anything?
@@ -232,7 +236,7 @@ class Worker:
         clear_frames(error.__traceback__)  # of what failed, whose tensors may take the memory that the try needs
         tried = Scoring([0, 0], 0, lambda _: None)
         tried.step(target)
-        return tried.failure is not None and not _is_of_memory(tried.failure)
+        return tried.failure is not None and not is_of_memory(tried.failure)
 
     def _end(self) -> None:
         """Cancel what is left, and leave the engine without requests."""
@@ -259,10 +263,6 @@ class Worker:
         for call in self._calls.values():
             call.send(error)
         self._calls.clear()
-
-
-def _is_of_memory(error: Exception) -> bool:
-    return isinstance(error, OutOfMemory) or is_out_of_memory(error)
 
 
 def _as_exception(error: BaseException) -> Exception:
