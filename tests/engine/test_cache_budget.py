@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from threading import Barrier, Thread
+from time import monotonic
 
 import pytest
 
@@ -205,6 +205,15 @@ def test_calls_of_several_threads_wait_for_each_other(begun):
     assert not engine._loops.budget.held()
 
 
+def until_waiting(budget, count, thread):
+    """Until so many wait for memory, the last one in this thread."""
+    end = monotonic() + 60
+    with budget.changes:
+        while len(budget.waiting) < count and thread.is_alive():
+            assert monotonic() < end
+            budget.changes.wait(0.01)
+
+
 def test_who_waits_is_served_in_turn_and_hears_of_streams_that_are_dropped():
     """A small request does not overtake a large one that came before."""
     target = load(tiny_llama(seed=1, max_position_embeddings=512))
@@ -224,15 +233,15 @@ def test_who_waits_is_served_in_turn_and_hears_of_streams_that_are_dropped():
     call.runs = stream.runs = True  # as in calls of other threads that are under way
     large, small = scheduler_of(300), scheduler_of(20)
     threads = [Thread(target=one.run, daemon=True) for one in (large, small)]
-    for thread, scheduler in zip(threads, (large, small), strict=True):
+    for count, thread in enumerate(threads, 1):
         thread.start()
-        while scheduler not in budget.waiting and thread.is_alive():
-            time.sleep(0.001)
+        until_waiting(budget, count, thread)
     while call.busy:
         call.step()
-    time.sleep(0.3)  # the small one would fit
-    assert budget.waiting == [large, small]
     with budget.changes:
+        assert budget.waiting == [large, small]
+        assert budget.fits([23], small)
+        assert small._fitting(budget, []) == 0  # though there is room
         stream = None  # it tells nobody
     for thread in threads:
         thread.join(60)
@@ -252,8 +261,7 @@ def test_a_request_that_is_cancelled_waits_no_longer():
     request, served = engine.submit([5, 6, 7], one), []
     waiting = Thread(target=lambda: served.append(engine.step()), daemon=True)
     waiting.start()
-    while not engine._loops.budget.waiting and waiting.is_alive():
-        time.sleep(0.001)
+    until_waiting(engine._loops.budget, 1, waiting)
     request.cancel()
     waiting.join(60)
     assert served == [[]]

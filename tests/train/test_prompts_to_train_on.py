@@ -90,3 +90,14 @@ def test_records_without_text_are_left_out(model, tmp_path):
 def test_records_that_can_not_be_used_are_named(model, record, why, tmp_path):
     with pytest.raises(ParameterError, match=rf"^line 2 of .*a\.jsonl' can't be used: {why}"):
         read_prompts(model, written(tmp_path / "a.jsonl", {"prompt": "w1"}, record), 8, 64, 0)
+
+
+def test_lines_of_json_are_read_as_other_programs_write_them(model, tmp_path):
+    """With a mark of the byte order, under a name in capitals; and one that is nested too deeply is no traceback."""
+    file = tmp_path / "A.JSONL"
+    file.write_text('\ufeff{"prompt": "w1 w2"}\n', encoding="utf-8")
+    wanted = read_prompts(model, written(tmp_path / "b.jsonl", {"prompt": "w1 w2"}), 8, 64, 0)
+    assert read_prompts(model, [file], 8, 64, 0) == wanted
+    file.write_text("[" * 100_000)
+    with pytest.raises(ParameterError, match=r"line 1 of .* is no JSON"):
+        read_prompts(model, [file], 8, 64, 0)

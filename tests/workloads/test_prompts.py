@@ -74,6 +74,7 @@ def test_files_of_json_lines_hold_nothing_else(tmp_path: Path) -> None:
         ("file", [""], "holds no prompts"),
         ("file", [{"prompt": "x"}, "{'prompt': 'y'}"], "line 2 .* is no JSON"),
         ("file", ["[1]", {"prompt": "x"}], "line 1 .* is no JSON object"),
+        ("file", ["[" * 100_000, {"prompt": "x"}], "line 1 .* is no JSON"),
         ("file", [{"prompt": "x", "id": "1"}, {"prompt": "y", "id": "1"}], "one id"),
     ],
 )

@@ -42,7 +42,7 @@ class _Measurement:
         self._plan, self._store, self._progress, self._stack = plan, store, progress, stack
         self._workers: dict[str, Worker | PeerError] = {}
         self._out: set[tuple[str, int, float]] = set()
-        self._warm: set[tuple[str, int, float]] = set()
+        self._warm: dict[str, set[tuple[str, int, float]]] = {}  # by process
 
     def run(self) -> None:
         plan, done = self._plan, self._store.done()
@@ -88,9 +88,9 @@ class _Measurement:
         try:
             engine.check(len(case.prompts), self._plan.device)
             worker = self._worker(engine)
-            if kind not in self._warm:
+            if kind not in self._warm[engine.process]:
                 worker.ask(self._request(case, engine, min(WARM_UP_TOKENS, self._plan.max_new_tokens)))
-                self._warm.add(kind)
+                self._warm[engine.process].add(kind)
             # The same request with one token measures the prefill.
             first = worker.ask(self._request(case, engine, 1))
             result = worker.ask(self._request(case, engine, self._plan.max_new_tokens))
@@ -147,9 +147,8 @@ class _Measurement:
             options=dict(engine.options),
             cache=str(plan.cache),
         )
-        together = {one.label for one in plan.engines if one.process == engine.process}
-        self._warm = {kind for kind in self._warm if kind[0] not in together}  # the process before may have died
         worker = start(engine.kind, python_of(engine.kind, plan.peers), launch)
+        self._warm[engine.process] = set()  # the process before may have died
         self._store.add({"kind": "machine", "engine": engine.process, "versions": worker.versions})
         return worker
 

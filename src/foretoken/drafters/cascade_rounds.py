@@ -16,7 +16,6 @@ from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
 from foretoken.sequence import Sequence
 
-_NONE: frozenset[int] = frozenset()
 _SAVE_ROUNDS = 64  # after which costs and rates are stored, and again whenever the rounds have doubled
 
 
@@ -235,13 +234,12 @@ def barred_in(batch: Batch, row: int, drafters: AbstractSequence[Drafter]) -> fr
     allowed = batch.drafters[row] if batch.drafters else None
     sequence = batch.sequences[row]
     length = max(len(sequence.tokens), len(sequence.source or ()))
-    barred = [
+    return frozenset(
         at
         for at, drafter in enumerate(drafters)
         if (allowed is not None and drafter.name not in allowed)
         or (drafter.max_length is not None and length > drafter.max_length)
-    ]
-    return frozenset(barred) if barred else _NONE
+    )
 
 
 def offers_of(

@@ -110,7 +110,7 @@ class LongRopeModel(HFModel):
         switch = traits.switch_length(traits.text_config(module))
         assert switch is not None
         self._switch = switch
-        self._whole = self
+        self._whole: LongRopeModel | None = None  # whose first layers these are; a model does not hold itself
 
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
@@ -126,7 +126,7 @@ class LongRopeModel(HFModel):
         """See `LanguageModel.exit_after`."""
         early = super().exit_after(layers)
         assert isinstance(early, LongRopeModel)
-        early._whole = self._whole
+        early._whole = self._whole or self
         return early
 
     def layers_in(self, cache: Cache) -> int:
@@ -181,7 +181,7 @@ class LongRopeModel(HFModel):
         hidden_layers: Sequence[int],
     ) -> Scores:
         """Scores of the last `added` nodes of each of these rows, with one set of frequencies for all of them."""
-        self._whole._catch_up(cache, part, rows)  # the first layers alone would leave the others without keys
+        (self._whole or self)._catch_up(cache, part, rows)  # the first layers alone would leave the others without keys
         done = cache.done[part]
         size = len(added)
         nodes: list[list[int]] = [[] for _ in range(size)]

@@ -104,16 +104,15 @@ def install(names: Sequence[str], peers: Path, run: Command = _run) -> None:
             [python, "-m", "pip", "install", *build_options(kind, cpuinfo().get("flags", "")), *kind.requirements]
         )
         steps += [[python, *command] for command in kind.after_install]
-        installed = False
         try:
             for step in steps:
                 status = run(step)
                 if status != 0:
                     raise PeerError(f"{name} could not be installed: {' '.join(step)} ended with status {status}")
-            installed = True
-        finally:
-            if fresh and not installed:  # an environment without its engine would count as one
+        except BaseException:
+            if fresh:  # an environment without its engine would count as one
                 shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def build_options(kind: EngineKind, flags: str) -> list[str]:

@@ -20,7 +20,6 @@ class Occurrences:
     """
 
     def __init__(self, sequence: Sequence) -> None:
-        self._prompt_length = sequence.prompt_length
         self._prompt = np.array(sorted(set(sequence.tokens[: sequence.prompt_length])), dtype=np.int64)
         self._begin()
 
@@ -32,7 +31,7 @@ class Occurrences:
     def of(cls, sequence: Sequence) -> Occurrences:
         """Those of a sequence up to its last token."""
         found = _known.get(sequence)
-        if found is None or found._prompt_length != sequence.prompt_length:
+        if found is None:
             found = _known[sequence] = cls(sequence)
         found._follow(sequence.output)
         return found

@@ -82,10 +82,10 @@ class Penalties:
         self._presence = column("presence_penalty")
         self._frequency = column("frequency_penalty")
         self._device = device
-        self.rows = frozenset([*self._bias.rows.tolist(), *self._ends.rows.tolist(), *self._penalised])
-        self.any = bool(self.rows)
-        self._forbidding = frozenset(self._bias.rows[self._bias.values == -torch.inf].tolist())
+        self._forbidding = frozenset(row for row, p in enumerate(params) if -torch.inf in (p.logit_bias or {}).values())
         self._ending = frozenset(self._ends.rows.tolist())
+        self.rows = frozenset([*self._bias.rows.tolist(), *self._ending, *self._penalised])
+        self.any = bool(self.rows)
 
     def banning(self, sequences: AbstractSequence[Sequence]) -> list[int]:
         """Rows in which tokens are forbidden that may follow the root of one of these sequences."""

@@ -13,6 +13,7 @@ from foretoken.serve.tools import ToolSet, choose, listed, make_tool
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _CALL_FIELDS = ("type", "id", "name", "input", "cache_control")
 _RESULT_FIELDS = ("type", "tool_use_id", "content", "is_error", "cache_control")
+_NOT_GIVEN = (None,)  # clients send back what they did not get
 _FAILED = "Error: "  # templates know no results that are errors
 Event = tuple[str, dict[str, Any]]
 
@@ -60,13 +61,13 @@ def openai_messages(given: Any) -> Any:
         for place, block in enumerate(content):
             kind, param = block.get("type") if isinstance(block, dict) else None, f"messages.{index}.content.{place}"
             if kind == "tool_use":
-                refuse_others(_given(block), _CALL_FIELDS, param)
+                refuse_others(block, _CALL_FIELDS, param, _NOT_GIVEN)
                 if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
                     raise ApiError(400, f"{param} is no call: give {{type, id, name, input}}", param)
                 function = {"name": block["name"], "arguments": block["input"]}
                 calls.append({"id": block.get("id", ""), "type": "function", "function": function})
             elif kind == "tool_result":
-                refuse_others(_given(block), _RESULT_FIELDS, param)
+                refuse_others(block, _RESULT_FIELDS, param, _NOT_GIVEN)
                 if not isinstance(block.get("tool_use_id"), str):
                     raise ApiError(400, f"{param}.tool_use_id is no string: give one", f"{param}.tool_use_id")
                 found.append({"role": "tool", "content": _result(block, param), "tool_call_id": block["tool_use_id"]})
@@ -80,11 +81,6 @@ def openai_messages(given: Any) -> Any:
         elif rest or len(content) == 0:
             found.append({**told, "content": rest})
     return found
-
-
-def _given(block: dict[str, Any]) -> dict[str, Any]:
-    """A block's fields without those that are null, as clients send back what they did not get."""
-    return {name: value for name, value in block.items() if value is not None}
 
 
 def _result(block: dict[str, Any], param: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -131,20 +131,22 @@ def _parameter(message: str) -> str | None:
     return word if word.isidentifier() else None
 
 
-def refuse_others(value: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+def refuse_others(value: Mapping[str, Any], known: Container[str], where: str, neutral: Sequence[Any] = ()) -> None:
     """Refuse an object's fields that nobody knows.
 
     Args:
         value: the object.
         known: names of the others.
         where: the object's own place in the request.
+        neutral: values with which any field is as good as not given.
 
     Raises:
         ApiError: it has such a field.
     """
-    for name in value.keys() - set(known):
-        field = f"{where}.{name[:100]}"
-        raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+    for name, given in value.items():
+        if name not in known and given not in neutral:
+            field = f"{where}.{name[:100]}"
+            raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
 
 
 def shutting_down() -> ApiError:

@@ -14,7 +14,7 @@ from foretoken.engine.settings import DrafterNames
 from foretoken.errors import ForetokenError, shown
 from foretoken.sampling import Grammar, SamplingParams
 from foretoken.sampling.params import check_integer
-from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.errors import ApiError, api_error, refuse_others
 from foretoken.serve.settings import ServeSettings
 from foretoken.serve.speculation import PredictedOutput, Speculation, Strict
 from foretoken.serve.structured import StructuredOutputs, format_grammar
@@ -347,10 +347,7 @@ def _message(message: Any, param: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         raise ApiError(400, f"{param}.role is none of {', '.join(_ROLES)}: use one", f"{param}.role")
-    for name, value in message.items():
-        if name not in ("role", "content", *_FURTHER.get(role, ())) and value not in (None, [], ""):
-            field = f"{param}.{name[:100]}"
-            raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+    refuse_others(message, ("role", "content", *_FURTHER.get(role, ())), param, (None, [], ""))
     calls, reasoning = message.get("tool_calls"), message.get("reasoning_content")
     if role == "assistant" and (calls or reasoning):
         told = {"role": role, "content": text_of(message.get("content") or "", f"{param}.content")}
@@ -386,10 +383,7 @@ def text_of(content: Any, param: str) -> str:
             raise ApiError(400, f"{where} is no object: give {{type: text, text}}", where)
         if part.get("type") not in ("text", "input_text", "output_text"):
             raise ApiError(400, f"{where} is no part of text, and others are not served", f"{where}.type")
-        for name in part.keys() - _PART_FIELDS:
-            if part[name] not in (None, []):
-                field = f"{where}.{name[:100]}"
-                raise ApiError(400, f"{field} is not served: leave it out", field, "unsupported_field")
+        refuse_others(part, _PART_FIELDS, where, (None, []))
         if not isinstance(part.get("text"), str):
             raise ApiError(400, f"{where}.text is no string: give one", f"{where}.text")
     return "".join(part["text"] for part in content)

@@ -56,11 +56,11 @@ def read_prompts(
 def _prompts_of(model: LanguageModel, file: Path, prompt_tokens: int) -> Iterator[list[int] | None]:
     """The prompts of a file, None for one that is far too long for the model."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
         raise ParameterError(f"{str(file)!r} can't be read ({reason}): name a file of UTF-8 text") from error
-    if file.suffix not in (".jsonl", ".json", ".ndjson"):
+    if file.suffix.lower() not in (".jsonl", ".json", ".ndjson"):
         yield from _pieces(model, text, prompt_tokens)
         return
     for number, line in enumerate(text.split("\n"), start=1):
@@ -68,7 +68,7 @@ def _prompts_of(model: LanguageModel, file: Path, prompt_tokens: int) -> Iterato
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ParameterError(f"line {number:,} of {str(file)!r} is no JSON ({error}): check the file") from error
         try:
             yield from _of_record(model, record, prompt_tokens)

@@ -102,7 +102,7 @@ def _objects(lines: Sequence[str], data: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ParameterError(f"line {number} of {str(data)!r} is no JSON ({error}): check the file") from error
         if not isinstance(value, dict):
             raise ParameterError(f"line {number} of {str(data)!r} is no JSON object: write one a line")

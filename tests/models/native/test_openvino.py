@@ -550,7 +550,7 @@ def test_entries_that_move_while_another_thread_lets_the_pool_grow(monkeypatch):
     for number, tensor in enumerate(pool.tensors):
         tensor[block, :, 7] = 1.0 + number
     store.move([0], [7], [5])
-    mover = threading.Thread(target=store.move, args=([0], [7], [2]))
+    mover = threading.Thread(target=store.move, args=([0], [7], [2]), daemon=True)
     grow = pool._rooms[-1].grow
 
     def grow_meanwhile(size):
@@ -562,7 +562,8 @@ def test_entries_that_move_while_another_thread_lets_the_pool_grow(monkeypatch):
     monkeypatch.setattr(pool._rooms[-1], "grow", grow_meanwhile)
     for _ in range(pool.num_free + 1):
         pool.take()
-    mover.join()
+    mover.join(60)
+    assert not mover.is_alive()
     assert all((tensor[block, :, 2] == 1.0 + number).all() for number, tensor in enumerate(pool.tensors))
 
 

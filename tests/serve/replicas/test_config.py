@@ -16,7 +16,7 @@ import tiny
 from byte_tokenizer import byte_tokenizer
 from foretoken.cli.app import app
 from foretoken.cli.options import ModelOptions
-from foretoken.cli.replicas import ReplicaApp, ReplicaOptions, run_replicas
+from foretoken.cli.replicas import ReplicaApp, ReplicaOptions
 from foretoken.cli.serve import ServeOptions
 from foretoken.errors import ForetokenError, ParameterError
 from foretoken.serve.logs import JsonLines
@@ -76,11 +76,6 @@ def test_a_number_of_replicas_stays():
 def test_wrong_args_are_told(args, said):
     with pytest.raises(ParameterError, match=said):
         deployments(**args)
-
-
-def test_a_process_for_the_engine_is_for_servers_without_replicas():
-    with pytest.raises(ParameterError, match="--engine-process is for a server without replicas"):
-        run_replicas(ModelOptions(), ServeOptions(engine_process=True), ReplicaOptions(replicas="2"))
 
 
 @pytest.mark.parametrize(

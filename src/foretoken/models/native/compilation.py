@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from foretoken.models.machine import cores
 from foretoken.models.mapped import meanwhile, trim
 from foretoken.models.native.graph_nodes import shared
 from foretoken.models.native.openvino_graph import DecoderGraph
@@ -190,7 +190,7 @@ class CompiledGraphs:
         """Compile graphs now, in parallel, so that no request waits for them; which ones had not been compiled."""
         missing = [key for key in keys if key not in self._found]
         if missing:
-            with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as threads:
+            with ThreadPoolExecutor(min(len(missing), cores())) as threads:
                 list(threads.map(self, missing))
         return missing
 

@@ -89,12 +89,12 @@ def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
                 return json.load(response)
 
         found, seconds = timed(answer)
-        count = len(found["tokens"])
-        if count != request["num_tokens"] and not (request.get("ends") and found.get("stop_type") == "eos"):
+        count, ended = len(found["tokens"]), request.get("ends") and found.get("stop_type") == "eos"
+        if count != request["num_tokens"] and not ended:
             raise ValueError(f"{count} tokens came back and not {request['num_tokens']}")
         result: dict[str, Any] = {"tokens": [found["tokens"]], "seconds": seconds}
         if request.get("ends"):  # llama.cpp has end tokens of its own, told by their text
-            result["end_tokens"] = [found["tokens"][-1] if count and found.get("stop_type") == "eos" else None]
+            result["end_tokens"] = [found["tokens"][-1] if count and ended else None]
         if request["mode"] == "plain":
             result["rounds"] = count
         else:
