@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, SamplingParams, load
-from foretoken.drafters import Cascade, DraftModel, Eagle3
+from foretoken.draft import no_draft
+from foretoken.drafters import Cascade, Drafter, DraftModel, Eagle3
 from foretoken.engine import decode_loop, plain
 from foretoken.engine.plain import passes_of
 from foretoken.errors import NumericalError, OutOfMemory
@@ -500,6 +502,36 @@ def test_verdicts_of_plain_passes_count_as_verification(target, monkeypatch):
     for prompts in (PROMPTS[:1], PROMPTS):
         Engine(target, None, limits=MANY).generate(prompts, params)
     assert set(parts) == {"verification"}
+
+
+class Idle(Drafter):
+    """Drafts nothing, and notes what it is told of the rounds in which it does not."""
+
+    def __init__(self):
+        self.told = []
+
+    def propose(self, batch, limits):
+        return no_draft(len(limits), batch.device)
+
+    def idle_rounds(self):
+        return 100
+
+    def observe_idle(self, rounds, seconds):
+        self.told.append((rounds, seconds))
+
+
+@pytest.mark.parametrize("kind", ["greedy", "drawn", "told", "stopped"])
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["alone", "together"])
+def test_a_drafter_is_told_what_passes_behind_others_take(target, monkeypatch, kind, prompts):
+    """The first pass of a round is slower; a row that decodes plainly has one of them."""
+    times = itertools.accumulate(itertools.chain([50.0], itertools.repeat(2.0)))  # when tokens are taken
+    monkeypatch.setattr(plain, "perf_counter", lambda: next(times))
+    drafter = Idle()
+    engine = Engine(target, drafter, num_speculative_tokens=3, limits=EIGHT)
+    engine.generate(prompts, SamplingParams(max_new_tokens=30, ignore_eos=True, **PARAMS[kind]))
+    several = [(rounds, seconds) for rounds, seconds in drafter.told if rounds > 2]
+    assert several
+    assert all(seconds == pytest.approx(2.0 * rounds) for rounds, seconds in several)
 
 
 def test_a_row_that_can_not_take_its_tokens_is_not_given_them_twice(target, monkeypatch):

@@ -162,3 +162,43 @@ def test_usual_measurements_of_a_known_size_are_taken_together_and_surprises_at_
     before = line(64) * exp(drift.value)
     line.record(64, 5 * 8.4, drift)
     assert line(64) * exp(drift.value) > before * 1.01
+
+
+def behind_drafts(costs, slower, rounds=60):
+    """So many rounds with drafts of four tokens that take that many times as long as their line says."""
+    for _ in range(rounds):
+        costs.record(5, slower * 1.4, [], (1, 4, 0.1))
+
+
+def measured_together():
+    """Costs of rounds of 1 + 0.1 n, whose plain passes take 0.8 where they go together."""
+    costs = Costs(Line(1.0, 0.1), [DrafterCosts(Line(0.0, 0.0))])
+    costs.measure([(1, 1.0), (5, 1.4), (9, 1.8)], [[]], together=0.8)
+    return costs
+
+
+def plain_seconds(costs):
+    return costs.plain(1) * exp(costs.drift.value)
+
+
+def test_rounds_with_drafts_do_not_make_plain_passes_slower_than_they_were():
+    """They find the processor's caches empty. Plain decoding would not, and drafts would seem to pay beside it."""
+    costs = measured_together()
+    assert plain_seconds(costs) == pytest.approx(0.8, rel=0.02)
+    behind_drafts(costs, 1.5)
+    assert costs.target(5) * exp(costs.drift.value) == pytest.approx(2.1, rel=0.1)
+    assert plain_seconds(costs) == pytest.approx(0.8, rel=0.02)
+
+
+def test_plain_passes_are_as_slow_as_they_were_last():
+    costs = measured_together()
+    for _ in range(40):
+        costs.together.took(1, 1.2, 8)
+        costs.together.record(1, 1.2 * exp(-costs.drift.value) / costs.target(1), 8, costs.drift)
+    assert plain_seconds(costs) == pytest.approx(1.2, rel=0.05)
+
+
+def test_where_all_rounds_get_faster_plain_passes_do():
+    costs = measured_together()
+    behind_drafts(costs, 0.6)
+    assert 0.45 < plain_seconds(costs) < 0.65

@@ -308,6 +308,34 @@ def test_what_a_useless_drafter_costs_is_bounded(machine, size, length):
     assert any(choice[1] for choice in engine.choices)
 
 
+@pytest.mark.parametrize("workload", ["chat", "code"])
+@pytest.mark.parametrize("change", [0.0, 0.45])
+def test_what_rounds_that_ask_for_copies_cost_is_bounded_over_all_requests(workload, change):
+    """Such a round has one pass, beside plain ones that go together, whether or not there is a copy."""
+    machine, count = Machine(0.0, 0.62, 0.06, free=0.1, apart=0.45, change=change, patience=28), 100
+    cell = [[one] for one in outputs(workload, 0.0, 48, count, 5)]
+    engine = Engine(machine, (LOOKUP_AT,), seed=1)
+    spent = sum(map(engine.run, cell)) / machine.target(1)
+    drafts = sum(choice[1] > 0 for choice in engine.choices)
+    # A request's first round has one pass whatever is drafted, and so has the one behind a draft.
+    plain = (sum(fixed(machine, cell, LOOKUP_AT, 0)) + (count + drafts) * machine.apart) / machine.target(1)
+    # Two accounts: of what drafts lose, and of all that rounds that ask do.
+    assert spent < plain + 2 * (SHARE * plain + CREDIT)
+    assert drafts
+
+
+def test_copies_are_looked_for_again_after_requests_that_had_none():
+    """What rounds that asked in vain owe does not keep copies from later requests for good."""
+    machine, spent, best = Machine(0.0, 0.62, 0.03, free=0.04, apart=0.45), 0.0, 0.0
+    for seed in (6, 7, 8):
+        engine, cell = Engine(machine, (LOOKUP_AT,), seed=1), [[one] for one in outputs("copy", 0.0, 200, 12, seed)]
+        for one in outputs("chat", 0.0, 48, 60, 5):
+            engine.run([one])
+        spent += sum(map(engine.run, cell))
+        best += sum(fixed(machine, cell, LOOKUP_AT, 8))
+    assert best / spent > 0.8
+
+
 @pytest.mark.parametrize("others", ["chat", "random"])
 def test_a_request_that_copies_slows_others_down_by_little(others):
     """One row of four repeats itself: the sum of tokens a second gains by its drafts, and the batch would end later."""

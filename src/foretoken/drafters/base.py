@@ -78,8 +78,9 @@ class Batch:
 
     def with_least(self, least: tuple[float, ...]) -> Batch:
         """The same round with this `least`. `dataclasses.replace` takes ten times as long, in each round."""
-        made = object.__new__(Batch)
-        made.__dict__.update(self.__dict__, least=least)
+        made, values = object.__new__(Batch), self.__dict__.copy()
+        values["least"] = least
+        object.__setattr__(made, "__dict__", values)
         return made
 
     def takes_chosen_trees(self, row: int) -> bool:

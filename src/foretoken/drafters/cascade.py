@@ -81,6 +81,7 @@ class Cascade(Drafter):
         ]
         self._left_alone = all(self._independent)
         self._in_calls = any(drafter.call_sizes for drafter in self.drafters)
+        self._copies, self._models = any(self.free[:-1]), not all(self.free)
         self._given, self.measured = costs, costs is not None
         self._target: LanguageModel | None = None
         self._widths: Callable[[AbstractSequence[int]], PassWidths | None] = lambda _: None
@@ -168,19 +169,21 @@ class Cascade(Drafter):
             self._round = self._sleep.round(batch.sequences, self._widths(self.hidden_layers), self.policy)
             return no_draft(size, batch.device)
         widths = self._widths(self.hidden_layers)
-        alone = size == 1
         drafts = [no_draft(size, batch.device)] * len(self._sources)
         offered: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in limits]
         begun = start = self.clock()
-        wanted, batch = self._wanted(batch, limits, states, awake)
+        guided = any([sequence.prediction for sequence in batch.sequences])
+        wanted, batch = self._wanted(batch, limits, states, awake) if self._copies or guided else (limits, batch)
+        asked = any(wanted)
         for at, drafter in enumerate(self._sources):
-            if any(wanted) and self.free[at] and (at < last or any(one.prediction for one in batch.sequences)):
+            if asked and self.free[at] and (at < last or guided):
                 drafts[at] = self._offers(at, drafter, batch, wanted, offered)
         copied = self.clock() - start
         rows = [state.resting for state in states]
         for index in awake:
             rows[index] = states[index].row(batch, index, limits[index], offered[index], self.drafters)
-        self.policy.extends = [drafter.extends for drafter in self._sources]
+        if self._models:
+            self.policy.extends = [drafter.extends for drafter in self._sources]
         free = [rows[index] for index in awake if rows[index].room > 0]
         passes = (widths.last, widths.least) if widths is not None else None
         self.policy.costs.runs_alone_at(widths.narrow if widths is not None else ())
@@ -195,35 +198,32 @@ class Cascade(Drafter):
             for row, is_exact, limit in zip(rows, exact, limits, strict=True):
                 if is_exact:
                     row.chosen, width = of_length(row, limit, self.policy.kinds, self.free), 0
-        turns = [[row.chosen.drafter == at for row in rows] for at in range(len(self._sources))]
-        current = self._round = Round(list(batch.sequences), rows, awake, offered, turns, any(wanted), copied=copied)
+        turns, used = [[False] * size for _ in self._sources], [0] * size
+        for index, row in enumerate(rows):
+            if row.chosen.drafter >= 0:
+                turns[row.chosen.drafter][index] = True
+        current = self._round = Round(list(batch.sequences), rows, awake, offered, turns, asked, copied=copied)
         current.deciding = self.clock() - begun - copied + self._learning
         for at, drafter in enumerate(self.drafters):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
-        used = [
-            min(row.chosen.total, drafts[row.chosen.drafter].listed.counts[index]) if row.chosen.tokens else 0
-            for index, row in enumerate(rows)
-        ]
+        for index, row in enumerate(rows):
+            if row.chosen.tokens:
+                used[index] = min(row.chosen.total, drafts[row.chosen.drafter].listed.counts[index])
         current.positions = size + sum(used)
         if widths is not None:
-            current.positions, current.changed = widths.plan(current.positions, width, alone=alone)
+            current.positions, current.changed = widths.plan(current.positions, width, alone=size == 1)
         if awake == [0] == [size - 1] and (len(self.drafters) == 1 or self._left_alone):
             lengths = states[0].lengths
             self._steady = SteadyRounds.after(self.policy, self.drafters, batch, lengths, rows[0], self.clock)
         draft = joined(list(zip(turns, drafts, strict=True)), batch.vocab_size, used)
-        predicted = tuple(
-            count if row.chosen.drafter == last else row.chosen.copied if row.chosen.source == last else 0
-            for count, row in zip(used, rows, strict=True)
-        )
+        predicted = current.used_of(last, used) if guided else ()
         return replace(draft, predicted=predicted) if any(predicted) else draft
 
     def _wanted(
         self, batch: Batch, limits: AbstractSequence[int], states: list[State], awake: list[int]
     ) -> tuple[list[int], Batch]:
         """Most tokens that free drafters draft in each row, and the batch that says which are worth it."""
-        if not any(self.free[:-1]) and not any(sequence.prediction for sequence in batch.sequences):
-            return list(limits), batch
         wanted, least = [0] * len(limits), [0.0] * len(limits)
         asked = self.policy.ask([states[row].request for row in awake], len(limits) - len(awake))
         for row, worth in zip(awake, asked, strict=True):
@@ -241,9 +241,8 @@ class Cascade(Drafter):
         limits: AbstractSequence[int],
         offered: list[list[tuple[Offer, list[int], list[int]]]],
     ) -> Draft:
-        exact = batch.exact or (False,) * len(limits)
         most = LONGEST if at < len(self.drafters) else LARGEST
-        wanted = [limit if is_exact else min(limit, most) for limit, is_exact in zip(limits, exact, strict=True)]
+        wanted = [limit if batch.exact and batch.exact[row] else min(limit, most) for row, limit in enumerate(limits)]
         if batch.drafters and at < len(self.drafters):
             wanted = [0 if at in barred_in(batch, row, self.drafters) else limit for row, limit in enumerate(wanted)]
         if at == len(self.drafters) and batch.depths:  # in rows that take trees, limits are numbers of nodes
@@ -294,7 +293,7 @@ class Cascade(Drafter):
                 row, path = current.rows[index], verdict.accepted[index]
                 current.emitted.append(len(path) + 1)
                 if row.request.asked or row.chosen.tokens:
-                    emitted = [*(tokens[index][node - 1] for node in path), verdict.following[index]]
+                    emitted = [*[tokens[index][node - 1] for node in path], verdict.following[index]]
                     judge_row(self.policy, row, current.offered[index], emitted, sizes[index], len(path))
         for at, drafter in enumerate(self.drafters):
             if current is not None and ((self.free[at] and not current.asked) or not current.turns):
@@ -343,7 +342,7 @@ class Cascade(Drafter):
             return
         self._sleep.tell(self.policy)
         if seconds is not None:
-            seconds = max(seconds - sum(call[4] for call in now.calls) - now.copied, 0.0)
+            seconds = max(seconds - sum([call[4] for call in now.calls]) - now.copied, 0.0)
         rows, start = [now.rows[row] for row in now.awake], self.clock()
         beside, measured = len(now.sequences) - len(rows), (now.calls, seconds, now.copied)
         self.policy.lessons.learn(
@@ -386,7 +385,7 @@ class Cascade(Drafter):
         sequence = batch.sequences[row]
         state = self._states.get(sequence)
         if state is None:
-            copied = bool(sequence.prediction) or any(self.free[:-1])
+            copied = bool(sequence.prediction) or self._copies
             state = self._states[sequence] = State.of(batch, row, self.policy, copied, len(self.drafters))
         return state
 

@@ -76,8 +76,8 @@ class State:
         return Row(
             self.request,
             room=min(limit, batch.depths[row]) if batch.depths else limit,
-            lags=[self.lag(at, drafter, sequence) for at, drafter in enumerate(drafters)],
-            offers=[offer for offer, _, _ in offered],
+            lags=[self.lag(at, drafter, sequence) if drafter.models else 0 for at, drafter in enumerate(drafters)],
+            offers=[offer for offer, _, _ in offered] if offered else (),
             trees=batch.trees[row],
             most=limit,
             barred=barred_in(batch, row, drafters),
@@ -111,6 +111,13 @@ class Round:
     def is_rest(self) -> bool:
         """Whether all rows rest."""
         return not self.turns
+
+    def used_of(self, source: int, used: AbstractSequence[int]) -> tuple[int, ...]:
+        """How many of each row's draft tokens, so many in all, are of a free drafter: `source` is its index."""
+        return tuple(
+            count if row.chosen.drafter == source else row.chosen.copied if row.chosen.source == source else 0
+            for count, row in zip(used, self.rows, strict=True)
+        )
 
 
 class Sleep:
@@ -189,11 +196,7 @@ class Sleep:
 
     def holds(self, sequences: AbstractSequence[Sequence], policy: Policy) -> bool:
         """Whether these are the rows, and still rest."""
-        return (
-            self.left(policy) > 0
-            and len(self._rows) == len(sequences)
-            and all(one() is sequence for one, sequence in zip(self._rows, sequences, strict=True))
-        )
+        return self.left(policy) > 0 and [one() for one in self._rows] == [*sequences]
 
 
 class Saved:
@@ -232,14 +235,13 @@ def kinds_of(drafters: AbstractSequence[Drafter], free: AbstractSequence[bool], 
 def barred_in(batch: Batch, row: int, drafters: AbstractSequence[Drafter]) -> frozenset[int]:
     """Indices of the drafters that may not draft in a row, or can't: its sequence is too long for them."""
     allowed = batch.drafters[row] if batch.drafters else None
-    sequence = batch.sequences[row]
-    length = max(len(sequence.tokens), len(sequence.source or ()))
-    return frozenset(
-        at
-        for at, drafter in enumerate(drafters)
-        if (allowed is not None and drafter.name not in allowed)
-        or (drafter.max_length is not None and length > drafter.max_length)
-    )
+    sequence, barred = batch.sequences[row], []
+    for at, drafter in enumerate(drafters):
+        most = drafter.max_length
+        too_long = most is not None and max(len(sequence.tokens), len(sequence.source or ())) > most
+        if too_long or (allowed is not None and drafter.name not in allowed):
+            barred.append(at)
+    return frozenset(barred)
 
 
 def offers_of(
@@ -259,7 +261,7 @@ def offers_of(
         if count:
             reach = drafter.estimates[sequence] if drafter.estimates is not None else []
             match = min(drafter.matches[sequence], LONGEST) if drafter.matches is not None else 0
-            chain = parents[row][:count] == list(range(count))
+            chain = draft.is_chain or parents[row][:count] == list(range(count))
             offer = Offer(at, min(count, LARGEST), match, tuple(reach[:count]), chain)
             found[row].append((offer, tokens[row][:count], parents[row][:count]))
     return found

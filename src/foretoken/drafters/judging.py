@@ -12,18 +12,13 @@ from foretoken.verify.base import Verdict
 
 def follow(tokens: list[int], parents: list[int], emitted: list[int]) -> tuple[int, bool]:
     """How many of the emitted tokens a draft has on a path, and whether it had a wrong child at the node after them."""
-    children: dict[int, dict[int, int]] = {}
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
-        children.setdefault(parent, {}).setdefault(token, node)
-    node = 0
-    for right, token in enumerate(emitted):
-        below = children.get(node)
-        if below is None:
-            return right, False
-        if token not in below:
-            return right, True
-        node = below[token]
-    return len(emitted), False
+    last, right, missed = 0, 0, False
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):  # parents come first
+        if parent == last and right < len(emitted):
+            missed = token != emitted[right]
+            if not missed:
+                last, right = node, right + 1
+    return right, missed
 
 
 def verdict_of(verdict: Verdict, draft: Draft, takes: AbstractSequence[bool]) -> Verdict:

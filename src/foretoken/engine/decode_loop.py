@@ -186,7 +186,7 @@ class DecodeLoop:
         taking = Taking(self.target, members, passes, clock)
         seconds = self._take(taking, members, clock)
         if drafter is not None:
-            drafter.observe_idle(taking.done, seconds - self._learning)
+            drafter.observe_idle(taking.done, taking.seconds_of(taking.done, seconds - self._learning))
         self._learning = clock.since_stop()
 
     def _decode_on(self, taking: Taking, members: Membership, clock: RoundClock, decided: _Decided) -> None:
@@ -211,7 +211,7 @@ class DecodeLoop:
         if told is None:  # there was no token
             decided.drafter.observe_seconds(seconds - self._learning)
         elif taking.done > 1:
-            decided.drafter.observe_idle(taking.done - 1, seconds - told)
+            decided.drafter.observe_idle(taking.done - 1, taking.seconds_of(taking.done - 1, seconds - told))
         self._learning = clock.since_stop()
 
     def _take(self, taking: Taking, members: Membership, clock: RoundClock) -> float:

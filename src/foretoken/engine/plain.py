@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isfinite
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -102,6 +103,7 @@ class Taking:
         after_first: of a row by itself that `by_token` is True for: called with the first pass's logits ``[1, 1, V]``
             and token, which the row has not got yet; gives the passes that may follow. None where all of them may.
         done: passes whose tokens were taken.
+        begun, ended: when the first and the last of these were, by `perf_counter`; 0 before.
         verified: the last pass's result, None where it had nothing to tell but tokens.
     """
 
@@ -116,12 +118,21 @@ class Taking:
         self._choose_one = self._choose.of_row if alone and self._choose is not None else None
         self.after_first: Callable[[Tensor, int], int] | None = None
         self.done = 0
+        self.begun = self.ended = 0.0
         self.verified: Verified | None = None
 
     @property
     def by_token(self) -> bool:
         """Whether the tokens are those of a row by itself, chosen without a verdict and added in any number."""
         return self._choose_one is not None
+
+    def seconds_of(self, passes: int, spent: float) -> float:
+        """Seconds of so many passes of this round that took those `spent`, as passes take that follow another one.
+
+        The first one is slower than those behind it: what it reads left the processor's caches meanwhile. A row that
+        decodes plainly has it once.
+        """
+        return passes * (self.ended - self.begun) / (self.done - 1) if self.done > 2 else spent
 
     def roots(self) -> list[int]:
         """Each row's last token, whether it has got it or not."""
@@ -145,7 +156,7 @@ class Taking:
         self._later[0].append(token)
         if not self.done and self.after_first is not None:
             self.most = min(self.most, 1 + self.after_first(scores, token))
-        self.done += 1
+        self._count()
         self._clock.turn_to("target")
         return None if self.done >= self.most or row.stops_at(token) or row.finished else token
 
@@ -161,12 +172,18 @@ class Taking:
             clock.turn_to("other")
             for later, token in zip(self._later, tokens, strict=True):
                 later.append(token)
-            self.done += 1
+            self._count()
             goes_on = not any(row.stops_at(token) for row, token in zip(rows, tokens, strict=True))
             if not self._by_token:
                 self.hand_over()
         clock.turn_to("target")
         return goes_on and self.done < self.most and not any(row.finished for row in rows)
+
+    def _count(self) -> None:
+        """The tokens of one more pass were taken."""
+        self.done += 1
+        self.ended = perf_counter()
+        self.begun = self.begun or self.ended
 
     def _verify(self, logits: Tensor) -> bool:
         """Take the tokens of one more pass by its verdict: whether all of its scores are of use."""
@@ -178,7 +195,7 @@ class Taking:
         self._clock.turn_to("other")
         emit(members.rows, self._nothing, verified, logits, more=self.done > 0)
         self.verified = verified
-        self.done += 1
+        self._count()
         return all(verified.usable)
 
     def hand_over(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 SHARE = 0.005
 """Plain rounds that an account gains with every round: the share of time that speculation may lose in the long run."""
@@ -20,6 +21,11 @@ HELD = 3 * CREDIT
 a round on average, and vary by one and a half, lose twelve by chance within some hundred rounds (an estimate, by a
 random walk). With no more than `CREDIT` held, that ended speculation that paid: 0.51 of the best fixed choice in the
 worst replay of outputs of the shipped pair, and 0.69 with three times as much."""
+
+OWED = 2.0
+"""Plain rounds that rounds that ask free drafters can owe at most: 400 plain rounds make up for them, whatever a hard
+passage lost. Replays of a small target whose plain passes go together, 200 tokens: with copies 1.141, 1.144, 1.143 and
+1.137 times plain decoding with one round, two, four and no limit; without any 0.966, 0.971, 0.972 and 0.972."""
 
 EARNED = CREDIT / 2
 """Plain rounds that drafts have to have missed, on balance, before the account is given them. Chance alone often brings
@@ -45,6 +51,9 @@ _FIRST_LOOK = 4  # rounds from the first look that found nothing to the next; th
 class Guard:
     """What speculation may still lose against plain decoding, in plain rounds.
 
+    Args:
+        owed: that it can owe at most; what a round loses beyond that is forgiven.
+
     Attributes:
         balance: in all.
         spare: by looks, which are not expected to pay.
@@ -52,14 +61,14 @@ class Guard:
         missed: what drafts that it could not pay for would have gained, lately.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owed: float = inf) -> None:
         self.balance, self.spare, self.hopes = CREDIT, LOOKS, HOPES
-        self.missed = 0.0
+        self.missed, self._least = 0.0, -owed
 
     def settle(self, took: float, emitted: float, *, looked: bool = False, hoped: bool = False) -> None:
         """A round took so many plain rounds and emitted so many tokens a row."""
         share, gain = SHARE * min(took, emitted), emitted - took
-        self.balance = min(self.balance + share + gain, HELD)
+        self.balance = max(min(self.balance + share + gain, HELD), self._least)
         self.spare = min(self.spare + 2.0 * share + gain * looked, CREDIT)
         self.hopes = min(self.hopes + share + gain * hoped, CREDIT)
 

@@ -30,8 +30,10 @@ class Copies(NamedTuple):
         reach = offer.reach or row.request.acceptance[offer.drafter].reach(offer.size, offer.match)
         return cls(offer, reach, [0.0, *accumulate(reach)])
 
-    def worth(self, tokens: int, size: int, weight: float, least: float) -> float:
-        """What a draft of its first tokens is worth in a row; the cost of verifying it is left out.
+    def worths(
+        self, most: int, weight: float, rho: float, alone: float, extra: Sequence[float], apart: float = 0.0
+    ) -> list[tuple[int, float, float]]:
+        """What drafts of its first tokens are worth: how many, without the cost of verifying them, and with it.
 
         A copy of `size` tokens goes on in the next round: tokens that this round leaves are not lost, only later. So a
         draft length counts for what drafting as many tokens in every round brings until the copy ends: of each later
@@ -39,17 +41,22 @@ class Copies(NamedTuple):
         its time is valued by the pace of rounds of which most have nothing to copy.)
 
         Args:
-            tokens: of the draft.
-            size: of the offer, as far as it may be verified.
+            most: tokens that may be verified.
             weight: what a token counts.
-            least: what a later round is worth if it emits one token.
+            rho: what a second costs.
+            alone: seconds of a later round without a draft.
+            extra: seconds that 0, 1, 2, … draft tokens add to it.
+            apart: what this round costs besides, in tokens.
         """
-        expected = self.expected
-        worth = weight * expected[tokens]
-        if self.offer.chain:
-            for at in range(tokens + 1, size + 1, tokens + 1):  # after so many tokens a round more begins
-                worth += self.reach[at - 1] * least + weight * (expected[min(at + tokens, size)] - expected[at])
-        return worth
+        size, reach, expected, found = min(self.offer.size, most), self.reach, self.expected, []
+        for tokens in lengths_of(size):
+            cost, worth = rho * extra[tokens], weight * expected[tokens]
+            if self.offer.chain:
+                least = weight - rho * (alone + extra[tokens])  # of a later round that emits one token
+                for at in range(tokens + 1, size + 1, tokens + 1):  # after so many tokens a round more begins
+                    worth += reach[at - 1] * least + weight * (expected[min(at + tokens, size)] - expected[at])
+            found.append((tokens, worth - apart, worth - apart - cost))
+        return found
 
 
 @lru_cache(LARGEST + 1)

@@ -6,7 +6,9 @@ one row's, it can be a fifth of the round.
 
 from __future__ import annotations
 
-from foretoken.policy.account import PACE, SHARE, Pace
+from math import ceil
+
+from foretoken.policy.account import PACE, SHARE, Guard, Pace
 
 _START = {False: 1.0, True: 0.25}
 """Tokens that the drafts of a round gain before any were made in this process, greedily and at a temperature; the less
@@ -24,6 +26,7 @@ class Copying:
     Args:
         above: the engine's.
         sampled: of an engine's, whether it is of requests at a temperature.
+        account: of an engine's, what rounds that ask may still lose; None for no limit but the intervals.
 
     Attributes:
         due: round of the request in which they are asked whatever they gained.
@@ -31,9 +34,10 @@ class Copying:
         apart: the part of it that is no asking: what a round of one pass takes beside plain passes that go together.
     """
 
-    __slots__ = ("_gains", "_last", "_spared", "_wait", "above", "apart", "cost", "due")
+    __slots__ = ("_gains", "_last", "_spared", "_wait", "above", "account", "apart", "cost", "due")
 
-    def __init__(self, above: Copying | None = None, *, sampled: bool = False) -> None:
+    def __init__(self, above: Copying | None = None, *, sampled: bool = False, account: Guard | None = None) -> None:
+        self.account: Guard | None = above.account if above else account
         self.above, self.due, self.cost, self.apart = above, 0, 0.0, 0.0
         self._wait, self._last = 0.0, (0.0, False)
         self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START[sampled])
@@ -45,14 +49,19 @@ class Copying:
 
         They are if the drafts gained as much in the last round or on average; and else at intervals that double until
         they are so long that this costs `SHARE` of the time. The first interval is the longer the less was gained in
-        other requests: many short requests would else spend a good part of their rounds on this.
+        other requests: many short requests would else spend a good part of their rounds on this. What all requests
+        spend is bounded, too: while more was lost than the account had, nobody asks until plain rounds have made up
+        for it, unless the drafts gain as much.
         """
         self.cost, self.apart = cost, apart
         return self.rounds_left(now) == 0
 
     def rounds_left(self, now: int) -> int:
         """Rounds from round `now` on in which they are not wanted, at the cost of the last round that asked for it."""
-        return 0 if self.earns else max(self.due - now, 0)
+        if self.earns:
+            return 0
+        owed = 0.0 if self.account is None else -self.account.balance
+        return max(self.due - now, ceil(owed / SHARE), 0)
 
     @property
     def earns(self) -> bool:

@@ -5,12 +5,14 @@ Lines (`foretoken.policy.lines`) hold the seconds by size; every round refines t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Any, NamedTuple
 
 from foretoken.policy.calls import DrafterCosts
 from foretoken.policy.lines import Drift, Line, bucket
+from foretoken.policy.together import Together
 
 BYTES_PER_POSITION = 0.04
 """Cost of a further position where costs must not depend on the clock, as a share of a pass; assumed."""
@@ -40,9 +42,6 @@ _LAG_SHARE = 0.05
 
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
 _AVERAGED = 12.0  # rounds over which the cost of a change is averaged, and how many tokens free drafters draft
-_PLAIN_AVERAGED = 4.0 * _AVERAGED  # plain passes over which `Costs.together` is averaged
-_PLAIN_SETTLED = 10.0 * _PLAIN_AVERAGED  # the same where the drift follows what they take
-_LEAST_TOGETHER = 0.5  # what it can be at least: less is noise
 _CHECKED = 8  # passes that what calibration or an earlier process found of it counts as
 
 
@@ -59,38 +58,6 @@ def plain_passes(seconds: float, position: float | None, rows: int, most: int) -
         return 1
     share = BYTES_PER_POSITION if position is None else position
     return max(1, min(most, int(PLAIN_SECONDS / (seconds * (1.0 + share * (rows - 1))))))
-
-
-class Together:
-    """What a pass of a plain round of several takes, as a share of a plain round of one pass, by rows; 1 where unknown.
-
-    That is what plain decoding takes: rounds in which nothing is drafted go together. How many of the passes lately did
-    is of no account. Where most rounds draft, a plain one is by itself, and drafts that seem to pay beside such rounds
-    can keep rows from the faster ones for good.
-    """
-
-    def __init__(self) -> None:
-        self._shares: dict[int, tuple[float, float]] = {}  # and over how many passes it is averaged
-        self._known: set[int] = set()  # rows of which calibration or an earlier process found it
-
-    def __call__(self, rows: int) -> float:
-        """The share with so many rows."""
-        return self._shares[rows][0] if rows in self._shares else 1.0
-
-    def record(self, rows: int, share: float, passes: int, drift: Drift | None = None) -> None:
-        """So many passes of one round took this share each; averaged over the last `_PLAIN_AVERAGED`.
-
-        With `drift`, which the share is without, a known share hardly changes: what machines do is the drift's.
-        """
-        before, seen = self._shares.get(rows, (1.0, 0.0))
-        self._known.update((rows,) if drift is None else ())
-        now = min(max(share, _LEAST_TOGETHER), 1.0)
-        if drift is not None and (rows in self._known or seen >= _PLAIN_AVERAGED):
-            own = min(passes / _PLAIN_SETTLED, 1.0)
-            drift.surprise((1.0 - own) * log(now / before), passes)
-        else:
-            own = passes / (seen := max(min(seen + passes, _PLAIN_AVERAGED), passes))
-        self._shares[rows] = before + (now - before) * own, seen
 
 
 class Table(NamedTuple):
@@ -163,6 +130,7 @@ class Costs:
         self.change, self._changes = change, int(change > 0.0)
         if together is not None:
             self.together.record(1, together, _CHECKED)
+            self.together.took(1, self.plain(1), _CHECKED)
         self.anchored = True
 
     @classmethod
@@ -203,7 +171,7 @@ class Costs:
 
     def plain(self, rows: int) -> float:
         """Seconds of a plain pass over so many roots, in rounds of several where there are such."""
-        return self.target(rows) * self.together(rows)
+        return self.together.plain(rows, self.target(rows), self.drift)
 
     def copy(self, units: int) -> float:
         """Seconds that free drafters take for so many rows and tokens together; 0 before they were measured."""
@@ -219,7 +187,7 @@ class Costs:
             for seconds in longer:  # a longer draft that costs less is noise
                 extra.append(max((seconds - shortest) / rows, extra[-1]))
             calls = [one.up_to(longest) for one in self.drafters]
-            token = min((extra[size] / size for size in range(1, len(extra))), default=0.0)
+            token = min([extra[size] / size for size in range(1, len(extra))], default=0.0)
             units = max(round(rows * self.copies), 1)  # of rows that are all asked
             asking = self.copy(units)
             made_token = max(self.copy(2 * units) - asking, 0.0) / units
@@ -232,8 +200,8 @@ class Costs:
         seconds = self.target.up_to(longest, rows)
         if rows > 1 or not self.alone:
             return seconds
-        padded = (next((width for width in self.alone if width >= size), size) for size in range(1, longest + 1))
-        return [seconds[min(size, longest) - 1] for size in padded]
+        padded = [*self.alone, *range(self.alone[-1] + 1, longest + 1)]
+        return [seconds[min(padded[bisect_left(padded, size)], longest) - 1] for size in range(1, longest + 1)]
 
     def runs_alone_at(self, widths: tuple[int, ...]) -> None:
         """Passes over one row are padded to the next of these widths from now on, where there is one."""
@@ -245,14 +213,12 @@ class Costs:
         """Seconds of a round with a pass over so many positions, its width changed or not."""
         return self.target(positions) + self.change * changed
 
-    def is_first(self, sizes: Sequence[tuple[int, int]]) -> bool:
-        """Whether a pass or a call is the first one of about its size.
-
-        Args:
-            sizes: of each, whose it is (-1: the target's), and its positions or tokens.
-        """
+    def is_first(self, positions: int, calls: Sequence[tuple[int, int, int, int, float]]) -> bool:
+        """Whether a round's pass, or one of its calls (as for `record`), is the first one of about its size."""
         before = len(self._met)
-        self._met.update((whose, bucket(size)) for whose, size in sizes)
+        self._met.add((-1, bucket(positions)))
+        for drafter, tokens, *_ in calls:
+            self._met.add((drafter, bucket(tokens)))
         return len(self._met) > before
 
     def record(

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from foretoken.policy.acceptance import BEGINNING, Kind
 from foretoken.policy.account import SHARE
-from foretoken.policy.copies import Copies, lengths_of, prefixes
+from foretoken.policy.copies import Copies, prefixes
 from foretoken.policy.costs import Costs, Table
 from foretoken.policy.options import Chains, Joint, Option, Worths, may_pay, of_rounds
 from foretoken.policy.request import LARGEST, LONGEST, NODES, PLAIN, Choice, Row
@@ -54,12 +54,11 @@ class Decision:
         self.costs: Costs = rows[0].request.costs
         count = self.count = len(rows) + beside
         self.table: Table = self.costs.table(count, LARGEST)
-        self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]
         plain, apart = self.table.plain, self.table.apart
         # A round that asks free drafters has one pass whatever is drafted. Of models', that is a cost of drafting. A
         # request that depends on no clock asks them now and then where they gain little, and goes on with plain passes
         # if nothing is drafted: every draft pays for its round. Of others, what is measured tells.
-        asked = any(row.request.asked for row in rows)
+        asked = any([row.request.asked for row in rows])
         seldom = by_itself and not rows[0].request.copying.earns
         self.apart = 0.0 if asked and not seldom else apart
         alone, paces = 1.0, [row.request.pace.of(row.request.above[0]) for row in rows]
@@ -70,10 +69,10 @@ class Decision:
             run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
             alone = run / (1.0 + (apart + count * self.table.extra[round(run)]) / plain)
             self.worths = of_rounds(worths, [max(own, alone, 1.0) for own in paces])
-        mean = count / (sum(1.0 / own for own in paces) + beside)  # rows that rest have a pace of 1
+        mean = count / (sum([1.0 / own for own in paces]) + beside)  # rows that rest have a pace of 1
         for row, own in zip(rows, paces, strict=True):
             row.weight, row.request.hoping = (mean / own) ** 2, False
-        self.base = (sum(row.weight for row in rows) + beside * mean**2) / count  # what a plain round emits
+        self.base = (sum([row.weight for row in rows]) + beside * mean**2) / count  # what a plain round emits
         if models and count > 1:
             token = max((max(map(max, each)) for each in self.worths), default=1.0) * max(row.weight for row in rows)
             least = count / plain  # of ρ, whoever the rows are
@@ -84,35 +83,39 @@ class Decision:
                 for rho, worth in bounds
             )
             models = () if self.beyond else models
-        self._chains = Chains()
-        options = {drafter: [self._options(at, row, drafter) for at, row in enumerate(rows)] for drafter in models}
-        models_pace = self._pace_of_models(options)
-        if models_pace <= 1.0:
-            pays_later = False
+        self._drafts: dict[int, list[list[Option]]] = {}  # of models
+        models_pace, pays_later, self._chains = 1.0, False, Chains()
+        if models:
+            self._drafts = {model: [self._options(at, row, model) for at, row in enumerate(rows)] for model in models}
+            models_pace = self._pace_of_models(self._drafts)
+        if models and models_pace <= 1.0:
             if any(row.request.emitted < BEGINNING for row in rows):
                 later = {at: [self._options(one, row, at, BEGINNING) for one, row in enumerate(rows)] for at in models}
                 pays_later = self._pace_of_models(later) > 1.0
             hopes = {at: [self._options(0, rows[0], at, hoping=True)] for at in models if self._may_hope(at)}
             pays_later = pays_later or self._pace_of_models(hopes) > 1.0
+        if models_pace <= 1.0:
             for row in rows:
                 row.hopeless = max(BEGINNING - 1 - row.request.emitted, 0) if pays_later else sys.maxsize
         pace = max(self.base, mean, models_pace)
         self.rho = pace * count / plain  # ρ
         self.rho_model = max(pace, alone) * count / plain
         self._affordable = [guard.balance * plain - apart for guard in rows[0].request.guards]
-        fitting = widths is not None and self.costs.change > 0.0
-        joints = self._copied(fitting=fitting)
+        self.decide(widths, charged)
+
+    def decide(self, widths: tuple[Widths, int, int] | None, charged: int) -> None:
+        """Decide once more, on other offers, where nothing was learnt since; arguments are those of the class."""
+        rows, options, apart, self.width = self.rows, self._drafts, self.table.apart, 0
+        fitting = widths if self.costs.change > 0.0 else None
+        self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]
+        joints = self._copied(fitting=fitting is not None)
         with_models = [joint for drafter, each in options.items() for joint in self._with_model(drafter, each)]
-        self.width = 0
-        if fitting and widths is not None:
-            best = self._fitting(joints, with_models, *widths, charged)
-        else:
-            best = self._best(joints, with_models)
+        best = self._fitting(joints, with_models, *fitting, charged) if fitting else self._best(joints, with_models)
         value = best.worth - best.rho * (self._extra(best) + apart - self.apart)
         for row, choice in zip(rows, best.choices, strict=True):
             row.chosen, row.price = choice, self.rho * self.table.extra[choice.copied or choice.tokens]
             row.lasts = self.apart == apart or value >= 0.0
-        if not any(choice.tokens and choice.drafter in models for choice in best.choices):
+        if options and not any(choice.tokens and choice.drafter in options for choice in best.choices):
             for drafter, each in options.items():
                 if self._hope(drafter) or self._look(drafter, each):
                     return
@@ -130,7 +133,7 @@ class Decision:
 
     def _extra(self, joint: Joint) -> float:
         """Seconds that a pass takes longer than a plain one, without padding."""
-        return sum(self.table.extra[choice.total] for choice in joint.choices)
+        return sum([self.table.extra[choice.tokens + choice.copied] for choice in joint.choices])
 
     def _fitting(
         self,
@@ -142,35 +145,35 @@ class Decision:
         charged: int,
     ) -> Joint:
         """What is best in the width that serves best over the rounds; sets `width`."""
-        rows, shortest, change = self.count, self.costs.target(self.count), self.costs.change
-        narrowest = max(rows, least)
-        sets = [sorted(joints, key=lambda joint: joint.total) for joints in (copied, with_models)]
-        most = max(joints[-1].total for joints in sets if joints)
+        rows, change, rho, table = self.count, self.costs.change, self.rho, self.table.extra
+        narrowest, known, extra = max(rows, least), len(table) if rows == 1 else 0, 0.0
+        sets = [sorted(joints, key=itemgetter(0))[::-1] for joints in (copied, with_models) if joints]
         values: dict[int, float] = {}
         serving: dict[int, Joint] = {}
-        bests: list[Joint | None] = [copied[0], None]
-        at, extra = [0, 0], 0.0
-        for width in widths_from(narrowest, rows + most, last):
+        bests: list[Joint | None] = [none := copied[0], None]
+        considered = widths_from(narrowest, rows + max([joints[0].total for joints in sets]), last)
+        shortest = self.costs.target(rows) if considered[-1] > known else 0.0
+        for width in considered:
             if width > narrowest:
-                known = rows == 1 and width <= len(self.table.extra)
-                extra = self.table.extra[width - 1] if known else max(self.costs.target(width) - shortest, extra)
-            padded = extra + change * (width != last)
-            best, value = copied[0], -self.rho * extra
+                extra = table[width - 1] if width <= known else max(self.costs.target(width) - shortest, extra)
+            padded = extra if width == last else extra + change
+            best, value = none, -rho * extra
             for kind, joints in enumerate(sets):
-                while at[kind] < len(joints) and joints[at[kind]].total <= width - rows:
-                    joint, old = joints[at[kind]], bests[kind]
-                    at[kind] += 1
-                    if old is None or joint.worth > old.worth:
-                        bests[kind] = joint
                 here = bests[kind]
+                while joints and joints[-1].total <= width - rows:
+                    joint = joints.pop()  # the next one that fits
+                    if here is None or joint.worth > here.worth:
+                        bests[kind] = here = joint
                 if here is not None and padded + here.spent <= self._affordable[kind]:
                     net = here.worth - here.rho * extra
                     if net > value:
                         best, value = here, net
-            if best.total or width <= narrowest or padded <= self._affordable[charged]:
-                # A pass that is wide for nothing costs something, though by what is measured it may not.
-                values[width], serving[width] = value - SHARE * (not best.total and width > narrowest), best
-        self.width = widths.next(values, last, self.rho * change)
+            if best is none and width > narrowest:
+                if padded > self._affordable[charged]:
+                    continue
+                value -= SHARE  # a pass that is wide for nothing costs something, though by what is measured it may not
+            values[width], serving[width] = value, best
+        self.width = widths.next(values, last, rho * change)
         return serving[self.width]
 
     def _options(
@@ -217,22 +220,19 @@ class Decision:
         for index, (row, copies) in enumerate(zip(rows, self.copies, strict=True)):
             drafter, best, gain, accepted, wished, most, highest = -1, 0, 0.0, 0.0, 0, 0.0, 0.0
             for copy in copies:
-                offer, size = copy.offer, min(copy.offer.size, row.most, LARGEST)
-                for tokens in lengths_of(size):
-                    least = row.weight - rho * (alone + extra[tokens])
-                    right = copy.worth(tokens, size, row.weight, least) - one_pass
-                    value = right - rho * extra[tokens]
+                source, longest = copy.offer.drafter, min(row.most, LARGEST)
+                for tokens, right, value in copy.worths(longest, row.weight, rho, alone, extra, one_pass):
                     if value > most:
                         wished, most = tokens, value
                     if extra[tokens] > limit:
                         continue
                     if value > highest:
-                        drafter, best, highest, accepted = offer.drafter, tokens, value, right
+                        drafter, best, highest, accepted = source, tokens, value, right
                         gain = row.weight * copy.expected[tokens] - rho * extra[tokens]
                     elif len(rows) > 1:
                         continue
                     if fitting:
-                        drafted.append((tokens, index, right, Choice(offer.drafter, tokens)))
+                        drafted.append((tokens, index, right, Choice(source, tokens)))
             row.alone, row.gain = Choice(drafter, best) if best else PLAIN, gain
             row.refused_cost = extra[wished] + change + self.table.apart / self.count
             row.refused = wished if extra[wished] + change > limit else 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import exp
 
 from foretoken.policy.acceptance import PREDICTION, Kind
 from foretoken.policy.account import PACE, Guard
-from foretoken.policy.costs import Costs
+from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.lines import LONGER
 from foretoken.policy.request import Request, Row, fell_behind, miss, planned_alone
 from foretoken.policy.rests import Rests
@@ -31,6 +31,7 @@ class Lessons:
         costs: measured; refined by every round.
         given: `costs` are not to be refined.
         guards: the accounts of free drafters, and of models.
+        asking: the account of rounds that ask free drafters.
         rests: which rows rest.
 
     Attributes:
@@ -46,10 +47,11 @@ class Lessons:
         *,
         given: bool,
         guards: tuple[Guard, Guard],
+        asking: Guard,
         rests: Rests,
     ) -> None:
         self.kinds, self.free, self.costs, self.given = kinds, free, costs, given
-        self.guards, self.rests = guards, rests
+        self.guards, self.asking, self.rests = guards, asking, rests
         self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
         # The last wide pass had a prompt in it, or drafts of rows that have accounts of their own: padding to it is no
         # loss to `guards`.
@@ -61,7 +63,7 @@ class Lessons:
         """So many rounds are over in which all rows rested; what padding took was charged before, if there was any."""
         self.rests.now += rounds
         self._prompted, self._count = False, rows
-        for guard in self.guards:
+        for guard in (*self.guards, self.asking):
             guard.settle(float(rounds), float(rounds))
 
     def rested_together(
@@ -89,6 +91,7 @@ class Lessons:
             self.guards[self.charged].settle(lost / costs.plain(rows), 0.0)
         if costs.anchored and not (self.given or padding or (changed and self._prompted)):
             each = (seconds * exp(-costs.drift.value) - costs.change * changed) / passes
+            costs.together.took(rows, each * exp(costs.drift.value), passes)
             costs.together.record(rows, each / costs.target(rows), passes, costs.drift)
             self._several = True
 
@@ -122,21 +125,24 @@ class Lessons:
         if not rows and seconds is not None and positions == count and not changed and not is_heard(self.rests.now + 1):
             return self.rested(1, count)
         self.rests.now += 1
+        scale = exp(-costs.drift.value)
         if rows and deciding:
-            self.awake += (deciding * exp(-costs.drift.value) - self.awake) / PACE
-        asked = sum(row.request.asked for row in rows)
-        offered = sum(offer.size for row in rows for offer in row.offers)
-        total = None if seconds is None or self.given else seconds + copied + sum(call[4] for call in calls)
+            self.awake += (deciding * scale - self.awake) / PACE
+        own_rows = [row for row in rows if row.request.costs is costs]
+        drafting = [row for row in rows if row.chosen.tokens]
+        asked, offered = sum([row.request.asked for row in rows]), sum([one.size for row in rows for one in row.offers])
+        looked = any([row.request.looking for row in own_rows])
+        drafted = any([row.chosen.tokens > 0 and not row.request.looking for row in own_rows])
+        total = None if seconds is None or self.given else seconds + copied + sum([call[4] for call in calls])
         # After a prompt's pass, or in a batch of other rows, a plain pass has another width than the last one, too.
         given = changed and (seconds is None or self._prompted or count != self._count)
         self._prompted, self._count = seconds is None, count
-        drafting = {row.request.costs is costs for row in rows if row.chosen.tokens}
         if self._prompted or drafting:  # prompts and drafts of one round are one pass
-            self._widened = self._prompted or True not in drafting
+            self._widened = self._prompted or not any([row.request.costs is costs for row in drafting])
         planned = costs.round(positions, changed) + costs.copy(asked + offered)
-        planned += sum(costs.draft(*call[:4]) for call in calls)
-        first = costs.is_first([(-1, positions), *(call[:2] for call in calls)])
-        if first and total is not None and (not costs.anchored or total * exp(-costs.drift.value) > planned):
+        planned += sum([costs.draft(*call[:4]) for call in calls]) if calls else 0.0
+        first = costs.is_first(positions, calls)
+        if first and total is not None and (not costs.anchored or total * scale > planned):
             total = None
         several, self._several = self._several, False
         heard = rows or self.rests.now % _HEARD == 0
@@ -150,8 +156,9 @@ class Lessons:
         took = planned = (planned - changing) / plain
         if total is not None:
             took = min((total * exp(-costs.drift.value) - changing) / plain, LONGER * planned)
-        shared, looked = [], any(row.request.looking for row in rows if row.request.costs is costs)
-        drafted = any(row.chosen.tokens and not row.request.looking for row in rows if row.request.costs is costs)
+        alone = len(rows) == count == asked == 1 and rows[0].request.costs is costs and not calls
+        self._settle_asking(took * plain if alone else None, emitted, prompted=self._prompted)
+        shared: list[tuple[Row, int]] = []
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs
             if request.asked:
@@ -184,15 +191,14 @@ class Lessons:
                 self.rests.let_alone(row, looked=looking)
                 request.drafted = row.chosen.tokens > 0
         if shared or beside:
-            lost = fell_behind(shared, took, chance=self._models_drafted(row for row, _ in shared))
+            lost = fell_behind(shared, took, chance=self._models_drafted(own_rows))
             if beside:  # rows that rest fall behind by as much
                 lost = max(lost, took - 1.0)
             padded = not self._widened and (positions > count or (changed and not given))
-            hoped = any(row.request.hoping and row.chosen.tokens > 0 for row, _ in shared)
-            own_rows = [row for row, _ in shared]
+            hoped = any([row.request.hoping and row.chosen.tokens > 0 for row in own_rows])
             self._settle(self.guards, own_rows, took, took - lost, looked=looked, hoped=hoped, padded=padded)
         begun = seconds is not None and positions == count and not calls and not changed
-        self.rests.let([row for row, _ in shared], count, drafted, deciding, looked=looked, begun=begun)
+        self.rests.let(own_rows, count, drafted, deciding, looked=looked, begun=begun)
 
     def learn_together(self, request: Request, rounds: Sequence[Told], model: int = 0) -> None:
         """Rounds of a row by itself are over, which went by `Policy.prices`.
@@ -209,8 +215,8 @@ class Lessons:
             calls = [(model, one.tokens, 1, 0, one.call)] if models else []
             copied = (0, 0, 0.0) if models else (1, one.offered, one.copied)
             whole = costs.round(one.positions, one.changed) + costs.copy(copied[0] + copied[1])
-            whole += sum(costs.draft(*call[:4]) for call in calls)
-            first, scale = costs.is_first([(-1, one.positions), *(call[:2] for call in calls)]), exp(-costs.drift.value)
+            whole += costs.draft(model, one.tokens, 1, 0) if models else 0.0
+            first, scale = costs.is_first(one.positions, calls), exp(-costs.drift.value)
             padded = one.positions > 1 or one.changed
             drafted = bool(calls) or one.tokens > 0 or (padded and not self._widened)
             plain = costs.plain(1) if calls or padded else costs.target(1)
@@ -223,6 +229,7 @@ class Lessons:
             emitted = float(one.emitted)
             self.guards[models].settle(took if drafted else emitted, emitted, hoped=request.hoping)
             self.guards[not models].settle(emitted, emitted)
+            self._settle_asking(None if models else took * plain, [one.emitted], prompted=one.seconds is None)
             request.late += took - emitted
             if not models:
                 gain, real = (one.gain, one.emitted - 1 - one.price) if one.tokens else (0.0, 0.0)
@@ -240,8 +247,23 @@ class Lessons:
         for pace in (request.pace, request.above[0]):
             pace.add(tokens / count, planned / count, count)
 
-    def _models_drafted(self, rows: Iterable[Row]) -> bool:
-        return any(row.chosen.tokens and not self.free[row.chosen.drafter] for row in rows)
+    def _settle_asking(self, seconds: float | None, emitted: Sequence[int], *, prompted: bool) -> None:
+        """Charge a round of a row by itself that asked free drafters, and no model, with all that it took.
+
+        It has one pass whether they draft or not, beside plain passes that go together.
+
+        Args:
+            seconds: of the round; None for another round.
+            emitted: tokens of its rows.
+            prompted: a prompt was read in it: then it has one pass whoever is asked.
+        """
+        if seconds is None:
+            return self.asking.settle(1.0, 1.0)
+        apart = time_apart(self.costs, 1) if prompted else 0.0
+        self.asking.settle(max(seconds - apart, 0.0) / self.costs.plain(1), float(emitted[0]))
+
+    def _models_drafted(self, rows: Sequence[Row]) -> bool:
+        return any([row.chosen.tokens > 0 and not self.free[row.chosen.drafter] for row in rows])
 
     def _settle(
         self,
@@ -255,7 +277,8 @@ class Lessons:
         padded: bool = False,
     ) -> None:
         """Charge a round to models if one of them drafted, else to free drafters; padding to who drafted last."""
-        drafted, models = any(row.chosen.tokens for row in rows), self._models_drafted(rows)
+        drafted = any([row.chosen.tokens > 0 for row in rows])
+        models = drafted and self._models_drafted(rows)
         if guards is self.guards and drafted:
             self.charged = int(models)
         elif padded:

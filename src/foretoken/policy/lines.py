@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import exp, log
-from operator import add
+from operator import add, sub
 from statistics import median
 
 SIZES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512)
@@ -110,7 +110,9 @@ class Line:
 
     def __call__(self, size: int) -> float:
         """Seconds, drift left out."""
-        return (self.fixed + self.each * size) * exp(self._log(bucket(size)))
+        place = _BUCKET[size] if size < len(_BUCKET) else len(SIZES) - 1  # as `bucket`, which is called more often
+        at = self._indices.get(place)
+        return (self.fixed + self.each * size) * exp(self._log(place) if at is None else self._logs[at])
 
     def up_to(self, longest: int, rows: int = 1) -> list[float]:
         """Seconds of the sizes ``rows * 1`` … ``rows * longest``, drift left out."""
@@ -138,7 +140,7 @@ class Line:
             count = len(waiting)
             if count < _TOGETHER:
                 return
-            measured = median(waiting)
+            measured = sorted(waiting)[_TOGETHER // 2]  # the median
             waiting.clear()
         own, shared = self._covariance[at], 0.0  # covariances of all corrections, and of the drift, with the seconds
         surprise, noise = measured - self._logs[at], _NOISE / count
@@ -151,11 +153,12 @@ class Line:
         outlying = max(abs(surprise) / _OUTLIER, 1.0)
         known = own[at] + shared
         spread = max(known + outlying * noise, outlying * known)  # variance of the surprise
+        more = count * _NOISE / (2.0 * _STEADY) ** 2
         for index, one in enumerate(own):
-            gain, row = one / spread, self._covariance[index]
+            gain = one / spread
             self._logs[index] += gain * surprise
-            self._covariance[index] = row = [old - gain * other for old, other in zip(row, own, strict=True)]
-            row[index] += count * _NOISE / (2.0 * _STEADY) ** 2
+            self._covariance[index] = row = [*map(sub, self._covariance[index], map(gain.__mul__, own))]
+            row[index] += more
             self._with_drift[index] -= gain * shared
         self._seen[at] += count
         if drift:

@@ -26,8 +26,10 @@ all others down. Where a model drafts, what that row is behind the mean by chanc
 
 Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
 that drafted last, unless a prompt was in the pass that was wide. Free drafters take time in every row for which they
-are asked, too: they are asked where their drafts gain as much (`Copying`), and else for `SHARE` T. This counts the
-measured time of a round only up to `LONGER` times its planned time: a longer round is put down to other work on the
+are asked, too, and a round that asks has one pass: they are asked where their drafts gain as much (`Copying`), and else
+at intervals. What a row by itself loses by rounds that ask, whether they draft or not, is charged to a third account,
+which owes `OWED` at most; while it owes anything, nobody asks whose drafts did not just gain as much. All this counts
+the measured time of a round only up to `LONGER` times its planned time: a longer round is put down to other work on the
 machine. The first pass or call of about a size prepares kernels and memory, once: its time is learnt from only if it is
 less than expected, and the account is charged no more than that. A few such rounds would otherwise use up the account
 of models before one pays.
@@ -48,7 +50,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
-from foretoken.policy.account import FORESEEN, PACE, Guard, Pace, Runs
+from foretoken.policy.account import FORESEEN, OWED, PACE, Guard, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.decision import Decision
@@ -91,20 +93,28 @@ class Policy:
 
     def __post_init__(self) -> None:
         self.guards = Guard(), Guard()  # of free drafters, and of models
+        self.asking = Guard(OWED)  # of rounds of a row by itself that ask free drafters
         rates = self.saved.get("rates", {})
         self._engine = {
             sampled: [EngineRates(kind, rates.get(f"{at} {sampled}")) for at, kind in enumerate(self.kinds)]
             for sampled in (False, True)
         }
         self._paces = {sampled: (Pace(4 * PACE, 1.0), Runs(FORESEEN)) for sampled in (False, True)}
-        self._copying = {sampled: Copying(sampled=sampled) for sampled in (False, True)}
+        self._copying = {sampled: Copying(sampled=sampled, account=self.asking) for sampled in (False, True)}
         self._widths = Widths()
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.rests = Rests(self.costs, self._models, self.guards[1], self.passes)
         self.lessons = Lessons(
-            self.kinds, self.free, self.costs, given=self.given, guards=self.guards, rests=self.rests
+            self.kinds,
+            self.free,
+            self.costs,
+            given=self.given,
+            guards=self.guards,
+            asking=self.asking,
+            rests=self.rests,
         )
         self._kept = Kept(self.guards[1])
+        self._decided: tuple[tuple[int, int, int], Decision] | None = None  # the last one on copies, and what it is of
         self.extends = self.extends or [False] * len(self.kinds)
 
     def drafts_in(self, sizes: Sequence[tuple[int, ...]]) -> None:
@@ -174,10 +184,12 @@ class Policy:
             None if they are not, else the least probability of being accepted, with all before it, with which a token
             can be worth its making and its verification.
         """
-        shared = [request for request in requests if request.costs is self.costs]
+        shared: list[float] = []  # their paces
         least: list[float | None] = [0.0] * len(requests)
         for row, request in enumerate(requests):
-            if request.costs is not self.costs:
+            if request.costs is self.costs:
+                shared.append(request.pace.of(request.above[0]))
+            else:
                 cost, apart = request.costs.copy(1), time_apart(request.costs, 1)
                 counted = max(request.pace.of(request.above[0]), 1.0) * apart / request.costs.plain(1)
                 wanted = not cost or request.copying.asks(cost + apart, request.rounds, counted)
@@ -186,7 +198,7 @@ class Policy:
         if shared:
             count = len(shared) + beside
             table = self.costs.table(count, LARGEST)
-            pace = max(sum(request.pace.of(request.above[0]) for request in shared) / len(shared), 1.0)
+            pace = max(sum(shared) / len(shared), 1.0)
             rho = pace * count / table.plain
             asking, made = table.asking
             apart = rho * table.apart / len(shared)
@@ -194,6 +206,8 @@ class Policy:
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
                     wanted = request.copying.asks(cost, request.rounds, apart)
+                    if self.asking.balance < 0.0:  # to follow a draft takes rounds that ask
+                        request.missed = None
                     request.asked = request.copied and (wanted or request.missed is not None)
                     least[row] = rho * (table.token + made) if request.asked else None
         return least
@@ -212,19 +226,28 @@ class Policy:
         Returns:
             Positions that the pass is to be padded to; 0 for none.
         """
-        groups = [[row] for row in rows if row.request.costs is not self.costs]
-        for group in groups:
-            if group[0].calls:
-                _set_sizes(group[0].request.costs, group[0].calls)
-            if self._models or group[0].offers:  # else it is plain
-                Decision(group, self.kinds, self._models, self.extends, by_itself=True)
-        shared = [row for row in rows if row.request.costs is self.costs]
+        shared = []
+        for row in rows:
+            if row.request.costs is self.costs:
+                shared.append(row)
+                continue
+            if row.calls:
+                _set_sizes(row.request.costs, row.calls)
+            if self._models or row.offers:  # else it is plain
+                Decision([row], self.kinds, self._models, self.extends, by_itself=True)
         if not shared:
             return 0
-        alone = not groups and not beside
-        if alone and len(shared) == 1 and passes is None and not self._models and not shared[0].offers:
-            return 0  # there is nothing to choose
-        widths = None if passes is None or groups else (self._widths, *passes)
+        alone = len(shared) == len(rows) and not beside
+        widths = None if passes is None or len(shared) < len(rows) else (self._widths, *passes)
+        if alone and len(shared) == 1 and not self._models:
+            if passes is None and not shared[0].offers:
+                return 0  # there is nothing to choose
+            by = id(shared[0]), id(self.costs.table(1, LARGEST)), self.rests.now
+            if self._decided is not None and self._decided[0] == by:
+                self._decided[1].decide(widths, self.lessons.charged)
+            else:
+                self._decided = by, Decision(shared, self.kinds, (), self.extends, widths, 0, self.lessons.charged)
+            return self._decided[1].width
         last = 0 if passes is None else passes[0]
         kept = self._kept.take(shared, self.rests.now, last) if alone else None
         if kept is not None:

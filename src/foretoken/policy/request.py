@@ -209,6 +209,8 @@ def _latest(rows: Sequence[tuple[Row, int]]) -> float:
     its drafts are accepted less often than those of others, by an amount that grows with the rounds themselves, and
     soon counts in full. What it is behind is shrunk accordingly, as James and Stein shrink means.
     """
+    if len(rows) == 1:
+        return rows[0][0].request.late
     mean = sum(row.request.late for row, _ in rows) / len(rows)
     behind = ((row.request.late - mean, row.request.spread) for row, _ in rows)
     return mean + max((by - min(by, spread / by, _CHANCE) for by, spread in behind if by > 0.0), default=0.0)

@@ -121,7 +121,7 @@ class Rests:
             if request.rests_alone > 0 and not (fixed and fixed[at]):
                 rest[at] = True
                 request.rest_alone()
-        if fixed:
+        if any(fixed):
             rest = [rests and not is_fixed for rests, is_fixed in zip(rest, fixed, strict=True)]
         for request, rests in zip(requests, rest, strict=True):
             if not rests:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from foretoken.policy.account import PACE
-from foretoken.policy.copies import Copies, lengths_of
+from foretoken.policy.copies import Copies
 from foretoken.policy.costs import Costs, Table
 from foretoken.policy.request import LARGEST, LONGEST, Row
 
@@ -47,10 +47,8 @@ class Prices(NamedTuple):
 
     def best(self, copies: Copies, most: int) -> tuple[int, float]:
         """How many tokens of a draft are verified, `most` at most, and the tokens that this gains."""
-        best, highest, size = 0, 0.0, min(copies.offer.size, most)
-        plain, extra, rho = self.table.plain + self.table.apart, self.table.extra, self.rho
-        for tokens in lengths_of(size):
-            value = copies.worth(tokens, size, 1.0, 1.0 - rho * (plain + extra[tokens])) - rho * extra[tokens]
+        best, highest, alone = 0, 0.0, self.table.plain + self.table.apart
+        for tokens, _, value in copies.worths(most, 1.0, self.rho, alone, self.table.extra):
             if value > highest:
                 best, highest = tokens, value
         return best, copies.expected[best] - self.price(best)

@@ -9,13 +9,16 @@ the same between any two. Their work function algorithm needs no assumption on w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from math import inf
 
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 """Draft tokens beside which there is room in a width that is considered."""
 
 
+@lru_cache(256)
 def widths_from(least: int, most: int, last: int) -> list[int]:
-    """Widths that are considered.
+    """Widths that are considered. Nobody may change them.
 
     Args:
         least: positions of a pass without drafts.
@@ -46,9 +49,13 @@ class Widths:
             last: of the pass before.
             charge: what a change costs.
         """
-        before, highest = self._worth, max(self._worth.values(), default=0.0)
-        least = highest - charge
-        worth = {width: max(before.get(width, least), least) + value for width, value in values.items()}
+        before, least = self._worth, max(self._worth.values(), default=0.0) - charge
+        worth, best, most = dict[int, float](), 0, -inf
+        for width, value in values.items():
+            worth[width] = here = max(before.get(width, least), least) + value
+            net = here if width == last else here - charge
+            if net > most or (net == most and width < best):
+                best, most = width, net
         highest = max(worth.values())
         self._worth = {width: value - highest for width, value in worth.items()}
-        return max(worth, key=lambda width: (worth[width] - charge * (width != last), -width))
+        return best
