@@ -87,22 +87,13 @@ class Draft:
         """
         if not any(tokens):
             return no_draft(len(tokens), torch.device(device))
-        counts = [len(row) for row in tokens]
-        width = max(counts)
-        padded = [[*map(int, row), *[0] * (width - len(row))] for row in tokens]
-        links = chains = [list(range(width)) for _ in tokens]
-        if parents is not None:  # the padding goes on as in a chain
-            links = [[*map(int, row), *range(len(row), width)] for row in parents]
-        counted = counts_tensor(counts, device)
-        if links == chains:
-            made = cls(
-                int_tensor(padded, device), _chains(len(tokens), width, torch.device(device)), counted, is_chain=True
-            )
-        else:
-            made = cls(int_tensor(padded, device), int_tensor(links, device), counted)
-        # To read them back from the tensors takes 2 µs, after a model's pass several times as long.
-        made.__dict__["listed"] = Listed(padded, links, counts)
-        return made
+        counts = int_tensor([len(row) for row in tokens], device)
+        width = max((len(row) for row in tokens), default=0)
+        padded = int_tensor([row + [0] * (width - len(row)) for row in tokens], device).reshape(len(tokens), width)
+        if parents is None or all(row == list(range(len(row))) for row in parents):
+            return cls.chain(padded, counts)
+        links = [row + list(range(len(row), width)) for row in parents]
+        return cls(padded, int_tensor(links, device), counts)
 
     @cached_property
     def listed(self) -> Listed:
@@ -243,22 +234,6 @@ def int_tensor(values: AbstractSequence[Any], device: torch.device | str = "cpu"
 def _steps(count: int, device: torch.device) -> Tensor:
     """0, 1, 2, … as ``[count]`` int64, made once. Nobody may write to it."""
     return torch.arange(count, device=device)
-
-
-@lru_cache(512)
-def _chains(batch_size: int, width: int, device: torch.device) -> Tensor:
-    """The parents of chains, ``[B, N]`` int64, made once. Nobody may write to them."""
-    return _steps(width, device).expand(batch_size, width)
-
-
-def counts_tensor(counts: list[int], device: torch.device | str) -> Tensor:
-    """`Draft.counts`, for one row made once. Nobody may write to it."""
-    return _count(counts[0], device) if len(counts) == 1 else int_tensor(counts, device)
-
-
-@lru_cache(512)
-def _count(count: int, device: torch.device | str) -> Tensor:
-    return int_tensor([count], device)
 
 
 @lru_cache(256)

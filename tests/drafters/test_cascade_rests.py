@@ -429,6 +429,17 @@ def test_what_plain_passes_take_is_learnt_behind_drafts_too():
     assert policy.costs.plain(1) == pytest.approx(0.7, abs=0.03)
 
 
+def test_a_change_of_width_that_is_not_in_the_seconds_is_not_taken_out_of_them():
+    """Of several passes, what those behind the first one take is told, and a width is new in the first."""
+    policy = policy_of((MODEL,), (False,))
+    policy.costs.change = 0.5
+    row = Row(policy.open(sampled=True), 100, [0], chosen=Choice(0, 3))
+    for _ in range(30):
+        policy.lessons.learn([row], [1], 4, [(0, 3, 1, 0, 0.6)], 1.3)
+        policy.lessons.rested_together(6, 1, 6 * 0.7, changed=True, within=False)
+    assert policy.costs.plain(1) == pytest.approx(0.7, abs=0.03)
+
+
 @pytest.mark.parametrize("wide_by", ["prompt", "draft", "prompt among them"])
 def test_steady_rounds_that_are_padded_to_a_prompt_s_pass_are_no_loss_of_drafts(wide_by):
     policy = policy_of()

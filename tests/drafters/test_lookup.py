@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from batches import VOCAB_SIZE, batch_of, chain_of, follow, paths, paths_of, sequence_of
 from foretoken.draft import Draft
 from foretoken.drafters import Lookup, NgramStorage, PromptLookup, Suffix, get
-from foretoken.drafters.acceptance_rates import SUCCESSORS, AcceptanceRates
-from foretoken.drafters.continuations import Continuations, ends_as_before
+from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations, ends_as_before
 from foretoken.drafters.other_requests import OtherRequests, SharedPosition
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError

@@ -534,6 +534,29 @@ def test_a_drafter_is_told_what_passes_behind_others_take(target, monkeypatch, k
     assert all(seconds == pytest.approx(2.0 * rounds) for rounds, seconds in several)
 
 
+class Resting(Idle):
+    """The same, asked after each round that it was asked in whether the next ones are plain."""
+
+    may_rest = True
+
+    def idle_rounds(self):
+        return 1
+
+    def rest(self, batch, limits):
+        return 100
+
+
+@pytest.mark.parametrize("kind", ["greedy", "drawn"])
+def test_a_drafter_is_told_what_passes_behind_a_round_that_it_was_asked_in_take(target, monkeypatch, kind):
+    times = itertools.accumulate(itertools.chain([50.0], itertools.repeat(2.0)))
+    monkeypatch.setattr(plain, "perf_counter", lambda: next(times))
+    drafter = Resting()
+    engine = Engine(target, drafter, num_speculative_tokens=3, limits=EIGHT)
+    engine.generate(PROMPTS[0], SamplingParams(max_new_tokens=30, ignore_eos=True, **PARAMS[kind]))
+    assert max(rounds for rounds, _ in drafter.told) > 2  # the first pass is the round's that it was asked in
+    assert all(seconds == pytest.approx(2.0 * rounds) for rounds, seconds in drafter.told)
+
+
 def test_a_row_that_can_not_take_its_tokens_is_not_given_them_twice(target, monkeypatch):
     calls, emit = [], plain.emit_plain
 

@@ -13,7 +13,7 @@ import pytest
 from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed, outputs
 
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
-from foretoken.policy.account import CREDIT, EARNED, GRANT, SHARE, Guard, Missed, Runs
+from foretoken.policy.account import CREDIT, EARNED, GRANT, OWED, SHARE, Guard, Missed, Runs
 from foretoken.policy.costs import Costs, DrafterCosts
 from foretoken.policy.lessons import is_heard
 from foretoken.policy.lines import Line
@@ -334,6 +334,44 @@ def test_copies_are_looked_for_again_after_requests_that_had_none():
         spent += sum(map(engine.run, cell))
         best += sum(fixed(machine, cell, LOOKUP_AT, 8))
     assert best / spent > 0.8
+
+
+def owing():
+    """A policy whose rounds that ask owe all that they can, and two requests that would ask at intervals."""
+    policy = Engine(SMALL, (LOOKUP_AT,)).policy
+    policy.costs.copying = Line(1.0, 0.1)
+    for _ in range(20):
+        policy.asking.settle(3.0, 1.0)
+    requests = [policy.open(sampled=True) for _ in range(2)]
+    for request in requests:
+        request.copying.above._gains.tokens = 0.0
+    return policy, requests
+
+
+def test_rounds_that_ask_owe_so_much_at_most():
+    policy, (request, _) = owing()
+    assert policy.asking.balance == -OWED
+    assert policy.ask([request]) == [None]
+    policy.asking.settle(OWED / SHARE, OWED / SHARE)
+    assert policy.ask([request]) != [None]
+
+
+def test_what_rows_by_themselves_owe_is_no_debt_of_a_batch():
+    policy, requests = owing()
+    assert None not in policy.ask(requests)
+    assert None not in policy.ask(requests[:1], beside=3)
+    assert policy.ask(requests[:1]) == [None]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_draft_length_of_the_user_s_is_not_charged_to_rounds_that_ask(fixed):
+    policy = Engine(SMALL, (LOOKUP_AT,)).policy
+    row, before = Row(policy.open(sampled=True), 100, [0]), policy.asking.balance
+    row.request.fixed = fixed
+    plain = SMALL.target(1)
+    policy.lessons.learn([row], [1], 1, [], plain)
+    policy.lessons.learn([row], [1], 1, [], plain, plain)  # to ask takes as long as a pass
+    assert (policy.asking.balance < before) == (not fixed)
 
 
 @pytest.mark.parametrize("others", ["chat", "random"])

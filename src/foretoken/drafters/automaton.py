@@ -50,20 +50,15 @@ class SuffixAutomaton:
             new = known if lengths[known] == lengths[end] + 1 else self._split(end, token, known)
         else:
             new = self._add(lengths[end] + 1)
-            state, favourites, targets, branching = end, self._favourites, self._targets, self._branches
-            while state >= 0:  # as `step`, without calls
-                favourite = favourites[state]
-                if favourite == token:
-                    known = targets[state]
-                    break
-                if favourite < 0:
+            state, favourites, targets = end, self._favourites, self._targets
+            while state >= 0 and (known := self.step(state, token)) < 0:
+                if favourites[state] < 0:
                     favourites[state], targets[state] = token, new
                 else:
-                    branches = branching.get(state)
+                    branches = self._branches.get(state)
                     if branches is None:
-                        branching[state] = {favourite: targets[state], token: new}
-                    elif (known := branches.setdefault(token, new)) != new:
-                        break
+                        branches = self._branches[state] = {favourites[state]: targets[state]}
+                    branches[token] = new
                 state = links[state]
             if state < 0:
                 links[new] = ROOT
@@ -99,25 +94,6 @@ class SuffixAutomaton:
         while state != ROOT and self._favourites[state] < 0:
             state = self._links[state]
         return state, self._lengths[state]
-
-    def behind(self, state: int, match: int, token: int, target: int = -1) -> tuple[int, int]:
-        """`follow`, and then `context`, in one call: the longest suffix that something followed, and its length.
-
-        Args:
-            state: of the sequence's tokens before.
-            match: length of their longest known suffix.
-            token: the next one.
-            target: ``step(state, token)`` where it is known.
-        """
-        favourites, links = self._favourites, self._links
-        if target < 0:
-            target, match = self.follow(state, match, token)
-        else:
-            match += 1
-        while target != ROOT and favourites[target] < 0:
-            target = links[target]
-        length = self._lengths[target]
-        return target, match if match < length else length
 
     def count(self, state: int) -> int:
         """How often the state's strings occurred."""

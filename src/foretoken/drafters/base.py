@@ -256,7 +256,7 @@ class Drafter(ABC):
 
         Args:
             rounds: at least 1.
-            seconds: of all of them.
+            seconds: that as many passes take that follow another one; of a single pass by itself, its round's.
         """
         return
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence as AbstractSequence
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.acceptance_rates import SUCCESSORS, AcceptanceRates
 from foretoken.drafters.base import Batch
-from foretoken.drafters.continuations import Continuations, ends_as_before
+from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations, ends_as_before
 from foretoken.drafters.other_requests import OtherRequests
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.sharing import Participants, SharingDrafter
@@ -67,30 +66,25 @@ class Lookup(SharingDrafter):
         worth = _Worth(self._engine)
         for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
             state, least = self._sequences[sequence], batch.least[row] if batch.least else 0.0
-            state.asked = limit > 0 and (
-                state.known is not None
-                or self._others is not None
-                or bool(batch.reproducible and batch.reproducible[row])
-                or worth.reading(sequence, least)
-            )
+            read = state.known is not None or self._others is not None
+            read = read or bool(batch.reproducible and batch.reproducible[row])
+            state.asked = limit > 0 and (read or worth.reading(sequence, least))
             if not state.asked:  # looked at when it is asked for again
                 self.foreseen[sequence] = []
                 rows.append([])
                 parents.append([])
                 continue
-            known = self._continuations(state, batch, row)
+            known = self._continuations(batch, row)
             if batch.takes_chosen_trees(row):
                 tokens, links, reached = known.tree(known.here(), limit, least)
             else:
                 tokens, reached = known.chain(known.here(), limit, least)
                 links = list(range(len(tokens)))
             # A draft ends before a token that the target has no logit for; what stands behind it may be its child.
-            if tokens and max(tokens) >= batch.vocab_size:
-                usable = next(n for n, token in enumerate(tokens) if token >= batch.vocab_size)
-                tokens, links, reached = tokens[:usable], links[:usable], reached[:usable]
-            self.estimates[sequence] = reached
-            rows.append(tokens)
-            parents.append(links)
+            usable = next((n for n, token in enumerate(tokens) if token >= batch.vocab_size), len(tokens))
+            self.estimates[sequence] = reached[:usable]
+            rows.append(tokens[:usable])
+            parents.append(links[:usable])
         return Draft.from_lists(rows, batch.device, parents)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
@@ -99,21 +93,20 @@ class Lookup(SharingDrafter):
         In this order: candidates that come from these very logits would be right all the time. Rows for which no draft
         was wanted are left alone.
         """
-        states = [self._sequences[sequence] for sequence in batch.sequences]
-        asked = [row for row, state in enumerate(states) if state.asked]
+        asked = [row for row, sequence in enumerate(batch.sequences) if self._sequences[sequence].asked]
         if not asked:
             return
+        likeliest = dict(zip(asked, _likeliest(logits, asked), strict=True))
         tokens, _, counts = draft.listed
-        for row, likeliest in zip(asked, _likeliest(logits, asked), strict=True):
+        for row in asked:
             sequence = batch.sequences[row]
-            known = self._continuations(states[row], batch, row)
-            nodes, path = [sequence.tokens[-1], *tokens[row][: counts[row]]], verdict.accepted[row]
-            self.foreseen[sequence] = known.extend([*[nodes[node] for node in path], verdict.following[row]])
-            known.scored_in_order(nodes, likeliest)
+            known = self._continuations(batch, row)
+            nodes = [sequence.tokens[-1], *tokens[row][: counts[row]]]
+            path = [0, *verdict.accepted[row]]
+            self.foreseen[sequence] = known.extend([*(nodes[node] for node in path[1:]), verdict.following[row]])
             # After a token that was scored several times, what followed it in the output itself counts.
-            known.scored(nodes[0], likeliest[0])
-            for node in path:
-                known.scored(nodes[node], likeliest[node])
+            for node in (*range(len(nodes)), *path):
+                known.scored(nodes[node], likeliest[row][node])
 
     def forget(self) -> None:
         """See `SharingDrafter`. Who takes part stays: the rates that others taught do, too."""
@@ -131,18 +124,19 @@ class Lookup(SharingDrafter):
                 seen = len(state.known) - len(sequence.source or ())
                 self.foreseen[sequence] = state.known.extend(sequence.tokens[seen:])
 
-    def _continuations(self, state: _State, batch: Batch, row: int) -> Continuations:
-        """What is known of the row's sequence, up to date with it."""
-        sequence, known = batch.sequences[row], state.known
-        seen = -1 if known is None else len(known) - len(sequence.source or ())
-        if known is None or seen > len(sequence.tokens):
+    def _continuations(self, batch: Batch, row: int) -> Continuations:
+        """The row's state, up to date with its sequence."""
+        sequence = batch.sequences[row]
+        state = self._sequences[sequence]
+        if state.known is None or len(state.known) > len(sequence.context):
             shared = self._participants.takes_part(batch, row)
             rates = AcceptanceRates(self._engine[sequence.params.greedy]) if shared else AcceptanceRates()
-            state.known = known = Continuations(rates, self._others if shared else None)
-            known.read(sequence.context)
-        elif seen < len(sequence.tokens):
-            known.read(sequence.tokens[seen:])
-        return known
+            state.known = Continuations(rates, self._others if shared else None)
+            state.known.read(sequence.context)
+        else:
+            seen = len(state.known) - len(sequence.source or ())
+            state.known.read(sequence.tokens[seen:])
+        return state.known
 
 
 class _State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
-from weakref import ref
+from weakref import WeakKeyDictionary
 
 from foretoken.sequence import Sequence
 
@@ -23,30 +23,24 @@ class PerSequence(Generic[State]):
 
     def __init__(self, make: Callable[[], State]) -> None:
         self._make = make
-        # A plain dictionary of references: each look into a `WeakKeyDictionary` is a call of Python's more.
-        states: dict[ref[Sequence], State] = {}
-
-        def drop(gone: ref[Sequence]) -> None:
-            states.pop(gone, None)
-
-        self._states, self._drop = states, drop
+        self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
 
     def __getitem__(self, sequence: Sequence) -> State:
         """The sequence's state, made now if there is none."""
-        state = self._states.get(ref(sequence))
+        state = self._states.get(sequence)
         if state is None:
-            state = self._states[ref(sequence, self._drop)] = self._make()
+            state = self._states[sequence] = self._make()
         return state
 
     def __setitem__(self, sequence: Sequence, state: State) -> None:
-        self._states[ref(sequence, self._drop)] = state
+        self._states[sequence] = state
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return ref(sequence) in self._states
+        return sequence in self._states
 
     def __len__(self) -> int:
         return len(self._states)
 
     def get(self, sequence: Sequence) -> State | None:
         """The sequence's state, None if there is none."""
-        return self._states.get(ref(sequence))
+        return self._states.get(sequence)

@@ -127,12 +127,13 @@ class Taking:
         return self._choose_one is not None
 
     def seconds_of(self, passes: int, spent: float) -> float:
-        """Seconds of so many passes of this round that took those `spent`, as passes take that follow another one.
+        """Seconds that so many passes take that follow another one; those `spent` where none did.
 
-        The first one is slower than those behind it: what it reads left the processor's caches meanwhile. A row that
-        decodes plainly has it once.
+        The first pass of a round is slower than those behind it: what it reads left the processor's caches, and its
+        width may be a new one. What a round takes besides its passes is left out, too. Plain decoding has both once in
+        a round of several; where drafts lie between plain passes, they come with every few of them.
         """
-        return passes * (self.ended - self.begun) / (self.done - 1) if self.done > 2 else spent
+        return passes * (self.ended - self.begun) / (self.done - 1) if self.done > 1 else spent
 
     def roots(self) -> list[int]:
         """Each row's last token, whether it has got it or not."""

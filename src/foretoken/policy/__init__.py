@@ -11,7 +11,8 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 
 | name | meaning | where it comes from |
 | --- | --- | --- |
-| `account.SHARE` | share of a round that each account gains a round: the long-run loss | a promise: 1% by both |
+| `account.SHARE` | share of a round that each account gains a round: the long-run loss | a promise: 1.5% by all three |
+| `account.OWED` | plain rounds that rounds that ask for copies may owe | replays: flat from 2 on |
 | `account.LOOKS` | plain rounds of the credit that looks may lose at first | replays of outputs of 32 tokens |
 | `account.HOPES` | the same of hopes | replays |
 | `acceptance.HOPE` | standard deviations by which models are hoped to be better | replays; by the clock |

@@ -26,7 +26,7 @@ class Copying:
     Args:
         above: the engine's.
         sampled: of an engine's, whether it is of requests at a temperature.
-        account: of an engine's, what rounds that ask may still lose; None for no limit but the intervals.
+        account: of an engine's, what rounds that ask may still lose in rows by themselves; None for no limit.
 
     Attributes:
         due: round of the request in which they are asked whatever they gained.
@@ -34,33 +34,32 @@ class Copying:
         apart: the part of it that is no asking: what a round of one pass takes beside plain passes that go together.
     """
 
-    __slots__ = ("_gains", "_last", "_spared", "_wait", "above", "account", "apart", "cost", "due")
+    __slots__ = ("_alone", "_gains", "_last", "_spared", "_wait", "above", "account", "apart", "cost", "due")
 
     def __init__(self, above: Copying | None = None, *, sampled: bool = False, account: Guard | None = None) -> None:
         self.account: Guard | None = above.account if above else account
         self.above, self.due, self.cost, self.apart = above, 0, 0.0, 0.0
-        self._wait, self._last = 0.0, (0.0, False)
+        self._wait, self._last, self._alone = 0.0, (0.0, False), True
         self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START[sampled])
         self._spared = Pace(_REQUEST) if above else Pace(4 * PACE, 0.0)  # rounds that verified another's draft alone
 
-    def asks(self, cost: float, now: int, apart: float = 0.0) -> bool:
+    def asks(self, cost: float, now: int, apart: float = 0.0, *, alone: bool = True) -> bool:
         """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens, `apart` among
         them.
 
         They are if the drafts gained as much in the last round or on average; and else at intervals that double until
         they are so long that this costs `SHARE` of the time. The first interval is the longer the less was gained in
-        other requests: many short requests would else spend a good part of their rounds on this. What all requests
-        spend is bounded, too: while more was lost than the account had, nobody asks until plain rounds have made up
-        for it, unless the drafts gain as much.
+        other requests: many short requests would else spend a good part of their rounds on this. What rows that are
+        `alone` in their rounds spend in all is bounded, too: while they owe anything, none of them asks at intervals.
         """
-        self.cost, self.apart = cost, apart
+        self.cost, self.apart, self._alone = cost, apart, alone
         return self.rounds_left(now) == 0
 
     def rounds_left(self, now: int) -> int:
         """Rounds from round `now` on in which they are not wanted, at the cost of the last round that asked for it."""
         if self.earns:
             return 0
-        owed = 0.0 if self.account is None else -self.account.balance
+        owed = -self.account.balance if self.account is not None and self._alone else 0.0
         return max(self.due - now, ceil(owed / SHARE), 0)
 
     @property

@@ -90,7 +90,7 @@ class Costs:
     Attributes:
         change: seconds that a pass takes longer if it is not as wide as the one before; drift left out.
         alone: what passes over one row are padded to, in rising order; those over more positions are not.
-        together: what plain passes take beside a plain round of one.
+        together: what plain passes take that go together.
         rounds: seconds that a round takes besides what the lines say, beside plain passes that go together; 0 where
             `together` is measured.
     """

@@ -104,7 +104,7 @@ class Decision:
         self.decide(widths, charged)
 
     def decide(self, widths: tuple[Widths, int, int] | None, charged: int) -> None:
-        """Decide once more, on other offers, where nothing was learnt since; arguments are those of the class."""
+        """Decide on the rows' offers, or again on others while nothing is learnt; arguments are those of the class."""
         rows, options, apart, self.width = self.rows, self._drafts, self.table.apart, 0
         fitting = widths if self.costs.change > 0.0 else None
         self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]

@@ -67,7 +67,7 @@ class Lessons:
             guard.settle(float(rounds), float(rounds))
 
     def rested_together(
-        self, passes: int, rows: int, seconds: float, *, padding: int = 0, changed: bool = False
+        self, passes: int, rows: int, seconds: float, *, padding: int = 0, changed: bool = False, within: bool = True
     ) -> None:
         """A round of several plain passes over so many roots is over; `rested` is told of it later.
 
@@ -81,6 +81,7 @@ class Lessons:
             seconds: of the round.
             padding: positions of all its passes beside the roots.
             changed: one of them was not as wide as the pass before it.
+            within: the seconds hold what that took.
         """
         costs = self.costs
         if not self._widened:
@@ -90,7 +91,7 @@ class Lessons:
                 lost += padding / wider * max(costs.target(rows + wider) - costs.target(rows), 0.0)
             self.guards[self.charged].settle(lost / costs.plain(rows), 0.0)
         if costs.anchored and not (self.given or padding or (changed and self._prompted)):
-            each = (seconds * exp(-costs.drift.value) - costs.change * changed) / passes
+            each = (seconds * exp(-costs.drift.value) - costs.change * (changed and within)) / passes
             costs.together.took(rows, each * exp(costs.drift.value), passes)
             costs.together.record(rows, each / costs.target(rows), passes, costs.drift)
             self._several = True
@@ -156,7 +157,7 @@ class Lessons:
         took = planned = (planned - changing) / plain
         if total is not None:
             took = min((total * exp(-costs.drift.value) - changing) / plain, LONGER * planned)
-        alone = len(rows) == count == asked == 1 and rows[0].request.costs is costs and not calls
+        alone = len(own_rows) == count == asked == 1 and not (calls or rows[0].request.fixed)
         self._settle_asking(took * plain if alone else None, emitted, prompted=self._prompted)
         shared: list[tuple[Row, int]] = []
         for row, tokens in zip(rows, emitted, strict=True):

@@ -36,7 +36,7 @@ class Joint(NamedTuple):
 
     Attributes:
         total: draft tokens of all rows.
-        worth: accepted tokens that are expected, of copies until they end (`Copies.worth`), less what drafters
+        worth: accepted tokens that are expected, of copies until they end (`Copies.worths`), less what drafters
             cost.
         rho: what a second more of the pass costs, in tokens.
         spent: seconds of drafters.

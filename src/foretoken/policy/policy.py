@@ -5,7 +5,7 @@ seconds is worth ``E - ρ t``, with ρ the tokens a second that the rows get oth
 the pace of the last rounds, or what one drafter alone gives with its best n, whichever is more; in a round by itself
 that makes the best option the one with the most tokens a second (Dinkelbach's method), over many rounds it makes the
 sum of tokens over the sum of seconds largest. Expected seconds come from `costs`, expected tokens from `acceptance`.
-Tokens of a copy that a round leaves are copied in the next one, so a copy counts until it ends (`copies.Copies.worth`).
+Tokens of a copy that a round leaves are copied in the next one, so a copy counts until it ends (`Copies.worths`).
 Where rows differ, it is the time of a token, averaged over requests, that is made small (`decision`).
 
 Bounded regret. `Guard` keeps the account of what speculation lost against plain decoding, in plain rounds. Speculation
@@ -27,12 +27,13 @@ all others down. Where a model drafts, what that row is behind the mean by chanc
 Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
 that drafted last, unless a prompt was in the pass that was wide. Free drafters take time in every row for which they
 are asked, too, and a round that asks has one pass: they are asked where their drafts gain as much (`Copying`), and else
-at intervals. What a row by itself loses by rounds that ask, whether they draft or not, is charged to a third account,
-which owes `OWED` at most; while it owes anything, nobody asks whose drafts did not just gain as much. All this counts
-the measured time of a round only up to `LONGER` times its planned time: a longer round is put down to other work on the
-machine. The first pass or call of about a size prepares kernels and memory, once: its time is learnt from only if it is
-less than expected, and the account is charged no more than that. A few such rounds would otherwise use up the account
-of models before one pays.
+at intervals. What rows by themselves lose by rounds that ask, whether they draft or not, is charged to a third account.
+While it owes anything, no such row asks at intervals, and no draft that could not be paid for is followed. It owes
+`OWED` at most: what a passage loses beyond that, since its drafts had gained as much on average, is forgiven. (A row
+whose grammar forces it to take one pass is charged as others are.) All this counts the measured time of a round only up
+to `LONGER` times its planned time: a longer round is put down to other work on the machine. The first pass or call of
+about a size prepares kernels and memory, once: its time is learnt from only if it is less than expected, and the
+account is charged no more than that. A few such rounds would otherwise use up the account of models before one pays.
 
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
@@ -205,8 +206,8 @@ class Policy:
             cost = rho * (asking / count + self.lessons.awake / len(shared)) + apart
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
-                    wanted = request.copying.asks(cost, request.rounds, apart)
-                    if self.asking.balance < 0.0:  # to follow a draft takes rounds that ask
+                    wanted = request.copying.asks(cost, request.rounds, apart, alone=count == 1)
+                    if count == 1 and self.asking.balance < 0.0:  # to follow a draft takes rounds that ask
                         request.missed = None
                     request.asked = request.copied and (wanted or request.missed is not None)
                     least[row] = rho * (table.token + made) if request.asked else None

@@ -88,6 +88,7 @@ class Request:
         self.copying = Copying(copying or Copying())
         self.copied = True  # free drafters may draft for it
         self.asked = True  # they were asked, in this round
+        self.fixed = False  # its draft length is not the policy's to choose
         self.foreseen: Sequence[bool] = ()  # of the last round's tokens, whether a free drafter would have drafted them
         self.missed: Missed | None = None  # a draft that could not be paid for, as far as it would be verified
         self.rounds = 0

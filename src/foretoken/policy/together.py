@@ -12,7 +12,7 @@ _LEAST = 0.5  # what it can be at least, beside a round of one pass: less is noi
 
 
 class Together:
-    """What a pass of a plain round of several takes, as a share of a plain round of one pass, by rows; 1 where unknown.
+    """What a pass of a plain round of several takes, by rows: in seconds, and as a share of a plain round of one pass.
 
     That is what plain decoding takes: rounds in which nothing is drafted go together. How many of the passes lately did
     is of no account. Where most rounds draft, a plain one is by itself, and drafts that seem to pay beside such rounds
@@ -25,7 +25,7 @@ class Together:
         self._known: set[int] = set()  # rows of which calibration or an earlier process found it
 
     def __call__(self, rows: int) -> float:
-        """The share with so many rows."""
+        """The share with so many rows; 1 where it is not known."""
         return self._shares[rows][0] if rows in self._shares else 1.0
 
     def record(self, rows: int, share: float, passes: int, drift: Drift | None = None) -> None:
@@ -48,7 +48,7 @@ class Together:
 
         No more than such passes took when there were some last: where all rounds draft, passes find the processor's
         caches empty and get slower than they were when that was measured, which plain ones would not. If it is the
-        machine that got slower, drafts seem to lose until there are plain passes again.
+        machine that got slower, or sequences that got longer, drafts seem to lose until there are plain passes again.
         """
         usual = one * self(rows)
         seconds = self._seconds.get(rows)
