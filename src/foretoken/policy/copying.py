@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from foretoken.policy.account import PACE, SHARE, Guard, Pace
+from foretoken.policy.account import CREDIT, PACE, SHARE, Guard, Pace
 
 _START = {False: 1.0, True: 0.25}
 """Tokens that the drafts of a round gain before any were made in this process, greedily and at a temperature; the less
@@ -34,12 +34,13 @@ class Copying:
         apart: the part of it that is no asking: what a round of one pass takes beside plain passes that go together.
     """
 
-    __slots__ = ("_alone", "_gains", "_last", "_spared", "_wait", "above", "account", "apart", "cost", "due")
+    __slots__ = ("_alone", "_asked", "_gains", "_last", "_spared", "_wait", "above", "account", "apart", "cost", "due")
 
     def __init__(self, above: Copying | None = None, *, sampled: bool = False, account: Guard | None = None) -> None:
         self.account: Guard | None = above.account if above else account
         self.above, self.due, self.cost, self.apart = above, 0, 0.0, 0.0
         self._wait, self._last, self._alone = 0.0, (0.0, False), True
+        self._asked = 0
         self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START[sampled])
         self._spared = Pace(_REQUEST) if above else Pace(4 * PACE, 0.0)  # rounds that verified another's draft alone
 
@@ -59,8 +60,10 @@ class Copying:
         """Rounds from round `now` on in which they are not wanted, at the cost of the last round that asked for it."""
         if self.earns:
             return 0
-        owed = -self.account.balance if self.account is not None and self._alone else 0.0
-        return max(self.due - now, ceil(owed / SHARE), 0)
+        balance, due = self.account.balance if self.account is not None and self._alone else 0.0, self.due
+        if balance > CREDIT:
+            due = min(due, self._asked + _FIRST_WAIT)
+        return max(due - now, ceil(-balance / SHARE), 0)
 
     @property
     def earns(self) -> bool:
@@ -92,6 +95,7 @@ class Copying:
             gains, rounds = self.above._gains, self.above._spared
             usual = gains.tokens / gains.time + rounds.tokens / rounds.time * self.apart
             self._wait = _FIRST_WAIT * max(self.cost / max(usual, SHARE), 1.0)
+        self._asked = now
         self.due = now + max(round(min(self._wait, self.cost / SHARE)), 1)
         self._wait = _FIRST_WAIT if self.last >= self.cost else 2 * self._wait
         for one in (self, self.above):
