@@ -13,7 +13,7 @@ import pytest
 from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, Output, fixed, outputs
 
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
-from foretoken.policy.account import CREDIT, EARNED, GRANT, OWED, SHARE, Guard, Missed, Runs
+from foretoken.policy.account import CREDIT, EARNED, GRANT, HELD, OWED, SHARE, Guard, Missed, Pace, Runs
 from foretoken.policy.costs import Costs, DrafterCosts
 from foretoken.policy.lessons import is_heard
 from foretoken.policy.lines import Line
@@ -361,6 +361,44 @@ def test_what_rows_by_themselves_owe_is_no_debt_of_a_batch():
     assert None not in policy.ask(requests)
     assert None not in policy.ask(requests[:1], beside=3)
     assert policy.ask(requests[:1]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("balance", "gain", "asks"), [(CREDIT + 1.0, 0.8, True), (CREDIT, 0.8, False), (HELD, 0.4, False)]
+)
+def test_intervals_stay_short_while_the_account_holds_more_than_at_first_and_copies_nearly_earn(balance, gain, asks):
+    policy = Engine(SMALL, (LOOKUP_AT,)).policy
+    request = policy.open(sampled=True)
+    for copying in (request.copying, request.copying.above):
+        copying._gains = Pace(1e9, gain)
+    policy.asking.balance = balance
+    for now in range(0, 40, 10):  # intervals that double
+        request.copying.asks(1.0, now)
+        request.copying.gained(0.0, now, real=gain)
+    assert request.copying.rounds_left(33) == (0 if asks else request.copying.due - 33)
+    assert request.copying.due > 33
+
+
+@pytest.mark.parametrize(("right", "looks"), [(0.5, True), (0.97, False)])
+def test_plain_passes_are_looked_at_where_all_rounds_draft_and_gain_little(right, looks):
+    """Nothing else tells what plain decoding takes there."""
+    machine = replace(SMALL, apart=0.4)
+    engine = Engine(machine, (MODEL_AT,), seed=1)
+    policy = engine.policy
+    policy.costs.together.took(1, machine.target(1), 8)
+    row, drafts = Row(policy.open(sampled=False), 1000, [0]), Choice(0, 4)
+    rests = 0
+    for _ in range(400):
+        if policy.resting([row.request]) == [True]:
+            policy.lessons.rested(1, 1)
+            policy.costs.together.took(1, machine.target(1), 1)
+            rests += 1
+            continue
+        row.chosen = drafts
+        emitted, call = (5, machine.draft(4, 1, 0)) if right > 0.9 else (2, 0.1)
+        policy.lessons.learn([row], [emitted], 5, [(0, 4, 1, 0, call)], machine.target(5) + machine.apart)
+    assert (8 <= rests <= 16) == looks
+    assert rests or not looks
 
 
 @pytest.mark.parametrize("fixed", [False, True])

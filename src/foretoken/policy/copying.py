@@ -17,6 +17,11 @@ what rounds that asked gained at temperature 1 in replays of the shipped pair's 
 0.7)."""
 
 _FIRST_WAIT = 2  # rounds from a first one that gained nothing to the next one, where such drafts usually gain enough
+_NEARLY = 0.55
+"""Share of what asking costs that they have to gain on average to be asked at short intervals, while the account of
+rounds that ask holds more than it began with: texts with many copies have passages without any. A short answer that
+repeats itself had 1.05 times plain decoding with two thirds, 1.18 with this (medians of ten processes each)."""
+
 _REQUEST = PACE / 2  # rounds over which a request's gains are averaged: copies come and go with the passage
 
 
@@ -51,7 +56,8 @@ class Copying:
         They are if the drafts gained as much in the last round or on average; and else at intervals that double until
         they are so long that this costs `SHARE` of the time. The first interval is the longer the less was gained in
         other requests: many short requests would else spend a good part of their rounds on this. What rows that are
-        `alone` in their rounds spend in all is bounded, too: while they owe anything, none of them asks at intervals.
+        `alone` in their rounds spend in all is bounded, too: while they owe anything, none of them asks at intervals,
+        and while their account holds more than it began with, intervals stay short where the drafts gain nearly enough.
         """
         self.cost, self.apart, self._alone = cost, apart, alone
         return self.rounds_left(now) == 0
@@ -61,16 +67,20 @@ class Copying:
         if self.earns:
             return 0
         balance, due = self.account.balance if self.account is not None and self._alone else 0.0, self.due
-        if balance > CREDIT:
+        if balance > CREDIT and self._usual >= _NEARLY * self.cost:
             due = min(due, self._asked + _FIRST_WAIT)
         return max(due - now, ceil(-balance / SHARE), 0)
 
     @property
     def earns(self) -> bool:
         """Whether they gained what asking for them cost last, in the last round or on average."""
+        return self.last >= self.cost or self._usual >= self.cost
+
+    @property
+    def _usual(self) -> float:
+        """What they gained on average, likewise."""
         assert self.above is not None
-        usual = self._gains.of(self.above._gains) + self._spared.of(self.above._spared) * self.apart
-        return self.last >= self.cost or usual >= self.cost
+        return self._gains.of(self.above._gains) + self._spared.of(self.above._spared) * self.apart
 
     @property
     def last(self) -> float:

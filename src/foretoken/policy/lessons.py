@@ -123,6 +123,7 @@ class Lessons:
             deciding: seconds that the decision took, and learning from the round before.
         """
         costs, count = self.costs, len(rows) + beside
+        costs.together.unseen += count == 1
         if not rows and seconds is not None and positions == count and not changed and not is_heard(self.rests.now + 1):
             return self.rested(1, count)
         self.rests.now += 1
@@ -240,6 +241,7 @@ class Lessons:
             self._prompted = one.seconds is None
             self._widened = self._prompted or (self._widened and not one.tokens)
         self.rests.now += count
+        costs.together.unseen += count
         self._count, self.charged = 1, int(models)
         if not models:  # whose rounds decide nothing
             deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)

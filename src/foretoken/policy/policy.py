@@ -35,6 +35,9 @@ to `LONGER` times its planned time: a longer round is put down to other work on 
 about a size prepares kernels and memory, once: its time is learnt from only if it is less than expected, and the
 account is charged no more than that. A few such rounds would otherwise use up the account of models before one pays.
 
+Where all rounds of a row by itself draft, nothing tells what plain decoding takes: after `rests._UNSEEN` of them it has a
+few plain rounds, unless drafts gain so much that this can't be what decides.
+
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
 all looks together lose 2 `SHARE` T + `LOOKS` and one look at most. A model that was right before is hoped to be better

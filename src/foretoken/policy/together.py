@@ -22,6 +22,7 @@ class Together:
     def __init__(self) -> None:
         self._shares: dict[int, tuple[float, float]] = {}  # and over how many passes it is averaged
         self._seconds: dict[int, tuple[float, float]] = {}  # what a pass of such a round took, drift included; likewise
+        self.unseen = 0  # rounds of a row by itself since its plain passes were measured
         self._known: set[int] = set()  # rows of which calibration or an earlier process found it
 
     def __call__(self, rows: int) -> float:
@@ -61,3 +62,10 @@ class Together:
         before, seen = self._seconds.get(rows, (seconds, 0.0))
         seen = max(min(seen + passes, _AVERAGED), passes)
         self._seconds[rows] = before + (seconds - before) * passes / seen, seen
+        if rows == 1:
+            self.unseen = 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether plain passes of a row by itself were."""
+        return 1 in self._seconds
