@@ -35,8 +35,8 @@ to `LONGER` times its planned time: a longer round is put down to other work on 
 about a size prepares kernels and memory, once: its time is learnt from only if it is less than expected, and the
 account is charged no more than that. A few such rounds would otherwise use up the account of models before one pays.
 
-Where all rounds of a row by itself draft, nothing tells what plain decoding takes: after `rests._UNSEEN` of them it has a
-few plain rounds, unless drafts gain so much that this can't be what decides.
+Where all rounds of a row by itself draft, nothing tells what plain decoding takes: after `rests._UNSEEN` of them it has
+a few plain rounds, unless it emits more than `rests._DOUBTFUL` tokens in the time of what is believed to be one.
 
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So

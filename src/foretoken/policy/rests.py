@@ -41,8 +41,8 @@ _LOOK = 4
 
 _DOUBTFUL = 1.5
 """Tokens in a plain round's time from which on it has none: plain rounds were believed to take up to 1.7 times as long
-as they did where drafts gained next to nothing, and what such plain rounds cost grows with what drafts gain. At this pace
-they cost a hundredth of the time."""
+as they did where drafts gained next to nothing, and what such plain rounds cost grows with what drafts gain. At this
+pace they cost a hundredth of the time."""
 
 
 class Kept:
