@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +56,22 @@ def engine_of(drafter, target=None, **options):
 
 def plain(prompt, params=GREEDY):
     return Engine(tiny_llama(seed=1), None).generate(prompt, params).token_ids
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_steady_rounds_end_where_a_rest_has_begun(rests):
+    """Rounds that were decided as plain would else be made up for though they were not."""
+    engine = engine_of(PromptLookup())
+    cascade, found = engine.drafter, []
+    for _ in engine.stream(REPEATING, GREEDY):
+        if cascade._steady is not None:
+            steady = cascade._steady
+            before, request = steady._row.request.rests_until, steady._row.request
+            request.rests_until = cascade.policy.rounds + 4 if rests else 0
+            found.append(steady.holds(SimpleNamespace(sequences=[steady._sequence()]), 5))
+            request.rests_until = before
+    assert found
+    assert any(found) == (not rests)
 
 
 @pytest.mark.parametrize("make", [PromptLookup, Suffix, Lookup])

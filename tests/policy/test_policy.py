@@ -19,6 +19,7 @@ from foretoken.policy.lessons import is_heard
 from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import NODES, PLAIN, Choice, Offer, Request, Row, fell_behind
+from foretoken.policy.rests import Rests
 from foretoken.policy.steady import Told
 
 SMALL = Machine(overhead=0.5, weights=1.5, position=0.06, call=0.3, step=0.45, read=0.01)
@@ -379,26 +380,36 @@ def test_intervals_stay_short_while_the_account_holds_more_than_at_first_and_cop
     assert request.copying.due > 33
 
 
-@pytest.mark.parametrize(("right", "looks"), [(0.5, True), (0.97, False)])
-def test_plain_passes_are_looked_at_where_all_rounds_draft_and_gain_little(right, looks):
-    """Nothing else tells what plain decoding takes there."""
+def looks_at_plain(*, emitted: int, measured: bool, fixed: bool = False) -> int:
+    """Plain rounds among 660 of a row for which a model drafts in all others; these can be measured, or can't."""
     machine = replace(SMALL, apart=0.4)
-    engine = Engine(machine, (MODEL_AT,), seed=1)
-    policy = engine.policy
+    policy = Engine(machine, (MODEL_AT,), seed=1).policy
+    policy.rests = Rests(policy.costs, [0], policy.guards[1], passes=16)
+    policy.lessons.rests = policy.rests
     policy.costs.together.took(1, machine.target(1), 8)
-    row, drafts = Row(policy.open(sampled=False), 1000, [0]), Choice(0, 4)
-    rests = 0
-    for _ in range(400):
+    row, rests = Row(policy.open(sampled=False), 1000, [0]), 0
+    row.request.fixed = fixed
+    for _ in range(660):
         if policy.resting([row.request]) == [True]:
             policy.lessons.rested(1, 1)
-            policy.costs.together.took(1, machine.target(1), 1)
+            if measured:
+                policy.costs.together.took(1, machine.target(1), 1)
             rests += 1
             continue
-        row.chosen = drafts
-        emitted, call = (5, machine.draft(4, 1, 0)) if right > 0.9 else (2, 0.1)
-        policy.lessons.learn([row], [emitted], 5, [(0, 4, 1, 0, call)], machine.target(5) + machine.apart)
-    assert (8 <= rests <= 16) == looks
-    assert rests or not looks
+        row.chosen = Choice(0, 4)
+        policy.lessons.learn([row], [emitted], 5, [(0, 4, 1, 0, 0.1)], machine.target(5) + machine.apart)
+    return rests
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_plain_passes_are_looked_at_where_all_rounds_draft(measured):
+    """Nothing else tells what plain decoding takes there."""
+    assert looks_at_plain(emitted=2, measured=measured) == 4 * 5
+
+
+def test_plain_passes_are_not_looked_at_where_drafts_gain_much_or_are_the_user_s():
+    assert looks_at_plain(emitted=5, measured=True) == 0
+    assert looks_at_plain(emitted=2, measured=True, fixed=True) == 0
 
 
 @pytest.mark.parametrize("fixed", [False, True])

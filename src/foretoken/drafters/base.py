@@ -256,7 +256,7 @@ class Drafter(ABC):
 
         Args:
             rounds: at least 1.
-            seconds: that as many passes take that follow another one; of a single pass by itself, its round's.
+            seconds: of so many passes, each taken as long as one behind another one; of a single pass, of its round.
         """
         return
 

@@ -228,8 +228,7 @@ class Cascade(Drafter):
         asked = self.policy.ask([states[row].request for row in awake], len(limits) - len(awake))
         for row, worth in zip(awake, asked, strict=True):
             if batch.exact and batch.exact[row]:
-                states[row].request.asked = states[row].request.fixed = True
-                worth = 0.0
+                states[row].request.asked, worth = True, 0.0
             if worth is not None:
                 wanted[row], least[row] = limits[row], worth
         return wanted, batch.with_least(tuple(least)) if any(wanted) else batch

@@ -51,6 +51,7 @@ class State:
         reproducible = sequence.scratch or bool(batch.reproducible and batch.reproducible[row])
         sampled, predicted = not sequence.params.greedy, bool(sequence.prediction)
         request = policy.open(sampled=sampled, reproducible=reproducible, predicted=predicted, copied=copied)
+        request.fixed = bool(batch.exact and batch.exact[row])
         resting = Row(request, room=0, lags=[0] * drafters)
         return cls(request, [-len(sequence.source or ())] * drafters, [False] * drafters, resting)
 

@@ -90,10 +90,12 @@ class SteadyRounds:
         """Whether a round of these sequences, with `most` tokens in the first one's draft, is one of these."""
         if not self._left or most <= 0 or len(batch.sequences) != 1 or batch.sequences[0] is not self._sequence():
             return False
+        if self._row.request.rests_until:  # since the round before
+            return False
         if self._prices.tokens:
             request = self._row.request
             due = request.copied and not request.copying.rounds_left(request.rounds + len(self._told))
-            return not (due or request.rests_until or barred_in(batch, 0, (self._drafter,)))
+            return not (due or barred_in(batch, 0, (self._drafter,)))
         if len(self._told) < 2 or any(one.tokens for one in self._told[-2:]):
             return True
         self.tell()  # a passage without copies has begun: plain rounds of several passes may be what pays

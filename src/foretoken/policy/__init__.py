@@ -11,7 +11,7 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 
 | name | meaning | where it comes from |
 | --- | --- | --- |
-| `account.SHARE` | share of a round that each account gains a round: the long-run loss | a promise: 1.5% by all three |
+| `account.SHARE` | share of a round that each account gains a round: the long-run loss | a promise: 1% by two |
 | `account.OWED` | plain rounds that rounds that ask for copies may owe | replays: flat from 2 on |
 | `copying._NEARLY` | share of the cost of asking that copies gain where intervals stay short | by the clock |
 | `rests._UNSEEN`, `_LOOK`, `_DOUBTFUL` | when plain passes are looked at, how many, up to which pace | by hand |

@@ -63,8 +63,9 @@ class Lessons:
         """So many rounds are over in which all rows rested; what padding took was charged before, if there was any."""
         self.rests.now += rounds
         self._prompted, self._count = False, rows
-        for guard in (*self.guards, self.asking):
+        for guard in self.guards:
             guard.settle(float(rounds), float(rounds))
+        self.asking.recover(rounds)
 
     def rested_together(
         self, passes: int, rows: int, seconds: float, *, padding: int = 0, changed: bool = False, within: bool = True
@@ -81,7 +82,7 @@ class Lessons:
             seconds: of the round.
             padding: positions of all its passes beside the roots.
             changed: one of them was not as wide as the pass before it.
-            within: the seconds hold what that took.
+            within: `seconds` hold what the new width took.
         """
         costs = self.costs
         if not self._widened:
@@ -261,7 +262,7 @@ class Lessons:
             prompted: a prompt was read in it: then it has one pass whoever is asked.
         """
         if seconds is None:
-            return self.asking.settle(1.0, 1.0)
+            return self.asking.recover(1)
         apart = time_apart(self.costs, 1) if prompted else 0.0
         self.asking.settle(max(seconds - apart, 0.0) / self.costs.plain(1), float(emitted[0]))
 

@@ -205,12 +205,12 @@ class Policy:
             pace = max(sum(shared) / len(shared), 1.0)
             rho = pace * count / table.plain
             asking, made = table.asking
-            apart = rho * table.apart / len(shared)
+            apart, alone = rho * table.apart / len(shared), len(requests) + beside == 1
             cost = rho * (asking / count + self.lessons.awake / len(shared)) + apart
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
-                    wanted = request.copying.asks(cost, request.rounds, apart, alone=count == 1)
-                    if count == 1 and self.asking.balance < 0.0:  # to follow a draft takes rounds that ask
+                    wanted = request.copying.asks(cost, request.rounds, apart, alone=alone)
+                    if alone and self.asking.balance < 0.0:  # to follow a draft takes rounds that ask
                         request.missed = None
                     request.asked = request.copied and (wanted or request.missed is not None)
                     least[row] = rho * (table.token + made) if request.asked else None

@@ -33,16 +33,16 @@ rounds, and a decision takes a thirtieth of a round of the shipped pair."""
 
 
 _UNSEEN = 128
-"""Rounds of a row by itself without plain passes, behind which it has some: where all rounds draft, nothing tells what
-plain decoding takes, and drafts may seem to pay that don't."""
+"""Rounds of rows by themselves without plain passes, behind which such a row has some: where all rounds draft, nothing
+tells what plain decoding takes, and drafts may seem to pay that don't."""
 
 _LOOK = 4
-"""Plain rounds that it has then: what one pass takes is measured behind another one."""
+"""How many: what one pass takes is measured behind another one."""
 
-_DOUBTFUL = 1.5
-"""Tokens in a plain round's time from which on it has none: plain rounds were believed to take up to 1.7 times as long
-as they did where drafts gained next to nothing, and what such plain rounds cost grows with what drafts gain. At this
-pace they cost a hundredth of the time."""
+_DOUBTFUL = 2.0
+"""Tokens in a plain round's time from which on it has none: where drafts gained next to nothing, plain rounds were
+believed to take up to 1.7 times as long as they did. At this pace they cost 1.5% of the time; the more drafts gain, the
+more."""
 
 
 class Kept:
@@ -245,15 +245,17 @@ class Rests:
             elif not request.copied and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
         if len(rows) == count == 1 and self._looks_at_plain(rows[0].request):
-            rows[0].request.rest(now, now + _LOOK)
+            self._costs.together.unseen = 0  # whether these passes can be measured or not
+            rows[0].request.rest(now, max(rows[0].request.rests_until, now + _LOOK))
             self._rest_of_models = max(self._rest_of_models, now + _LOOK)
         self.considers = True
 
     def _looks_at_plain(self, request: Request) -> bool:
-        """Whether a request that is by itself has some plain rounds, since they were not seen for long."""
+        """Whether a request that is by itself has some plain rounds, since none were measured for long."""
         together = self._costs.together
-        due = together.is_measured and together.unseen >= _UNSEEN and request.missed is None
-        return due and request.pace.of(request.above[0]) < _DOUBTFUL
+        due = self._passes > 1 and together.is_measured and together.unseen >= _UNSEEN
+        free = request.missed is None and not request.fixed
+        return due and free and request.pace.of(request.above[0]) < _DOUBTFUL
 
     def let_alone(self, row: Row, *, looked: bool = False) -> None:
         """The same for a row that depends on no other request: its rests are counted in rounds of its own.
