@@ -534,6 +534,21 @@ def test_a_drafter_is_told_what_passes_behind_others_take(target, monkeypatch, k
     assert all(seconds == pytest.approx(2.0 * rounds) for rounds, seconds in several)
 
 
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["alone", "together"])
+def test_the_first_pass_of_a_round_counts_as_often_as_plain_decoding_has_one(target, monkeypatch, prompts):
+    """However few passes follow it: here rounds are short, as they are between drafts."""
+    # Of each round: it begins, then its four tokens.
+    times = itertools.accumulate(itertools.cycle([0.0, 10.0, 2.0, 2.0, 2.0]))
+    monkeypatch.setattr(plain, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(Idle, "idle_rounds", lambda _: 4)
+    drafter = Idle()
+    engine = Engine(target, drafter, num_speculative_tokens=3, limits=EIGHT)
+    engine.generate(prompts, SamplingParams(max_new_tokens=33, ignore_eos=True, temperature=0))
+    found = [seconds for rounds, seconds in drafter.told if rounds == 4]
+    assert len(found) > 3
+    assert found == pytest.approx([4 * (2.0 + 8.0 / 8)] * len(found))
+
+
 class Resting(Idle):
     """The same, asked after each round that it was asked in whether the next ones are plain."""
 

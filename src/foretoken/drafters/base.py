@@ -256,7 +256,7 @@ class Drafter(ABC):
 
         Args:
             rounds: at least 1.
-            seconds: of so many passes, each taken as long as one behind another one; of a single pass, of its round.
+            seconds: that so many passes take in plain decoding; of a single pass, its round's.
         """
         return
 

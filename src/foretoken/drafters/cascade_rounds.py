@@ -182,7 +182,7 @@ class Sleep:
         padding, changed, rows = 0, current.changed, len(current.sequences)
         if widths is not None:
             padding, changed = widths.padding - self._at_begin[0], widths.changes > self._at_begin[1]
-        # What several passes take is told without the first one, in which a width is new.
+        # Of several passes hardly anything of the first one is told, in which a width is new.
         within = rounds == 1
         policy.lessons.rested_together(rounds, rows, seconds, padding=padding, changed=changed, within=within)
         self._rested += rounds

@@ -64,6 +64,7 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
     """
     rows = members.rows
     clock.turn_to("target")
+    taking.started = perf_counter()
     # The pass before may have left the width of these wide: of several rows, or where there is no drafter to plan it.
     if (widths := target.pass_widths(())) is not None:
         widths.leave(len(rows), taking.most)
@@ -103,7 +104,8 @@ class Taking:
         after_first: of a row by itself that `by_token` is True for: called with the first pass's logits ``[1, 1, V]``
             and token, which the row has not got yet; gives the passes that may follow. None where all of them may.
         done: passes whose tokens were taken.
-        begun, ended: when the first and the last of these were, by `perf_counter`; 0 before.
+        started, begun, ended: when the first pass began, and the tokens of the first and of the last one were taken, by
+            `perf_counter`; 0 before.
         verified: the last pass's result, None where it had nothing to tell but tokens.
     """
 
@@ -118,7 +120,7 @@ class Taking:
         self._choose_one = self._choose.of_row if alone and self._choose is not None else None
         self.after_first: Callable[[Tensor, int], int] | None = None
         self.done = 0
-        self.begun = self.ended = 0.0
+        self.started = self.begun = self.ended = 0.0
         self.verified: Verified | None = None
 
     @property
@@ -127,13 +129,16 @@ class Taking:
         return self._choose_one is not None
 
     def seconds_of(self, passes: int, spent: float) -> float:
-        """Seconds that so many passes take that follow another one; those `spent` where none did.
+        """Seconds that so many passes take in plain decoding; those `spent` where none followed the first one.
 
         The first pass of a round is slower than those behind it: what it reads left the processor's caches, and its
-        width may be a new one. What a round takes besides its passes is left out, too. Plain decoding has both once in
-        a round of several; where drafts lie between plain passes, they come with every few of them.
+        width may be a new one. Plain decoding has one in each round of `Limits.plain_passes`; where drafts lie between
+        plain passes, they come with every few of them.
         """
-        return passes * (self.ended - self.begun) / (self.done - 1) if self.done > 1 else spent
+        if self.done < 2:
+            return spent
+        each = (self.ended - self.begun) / (self.done - 1)
+        return passes * (each + max(self.begun - self.started - each, 0.0) / current_limits().plain_passes)
 
     def roots(self) -> list[int]:
         """Each row's last token, whether it has got it or not."""
