@@ -430,7 +430,7 @@ def test_what_plain_passes_take_is_learnt_behind_drafts_too():
 
 
 def test_a_change_of_width_that_is_not_in_the_seconds_is_not_taken_out_of_them():
-    """Of several passes, what those behind the first one take is told, and a width is new in the first."""
+    """Of several passes, hardly anything of the first one is told, in which a width is new."""
     policy = policy_of((MODEL,), (False,))
     policy.costs.change = 0.5
     row = Row(policy.open(sampled=True), 100, [0], chosen=Choice(0, 3))

@@ -60,7 +60,7 @@ def plain(prompt, params=GREEDY):
 
 @pytest.mark.parametrize("rests", [False, True])
 def test_steady_rounds_end_where_a_rest_has_begun(rests):
-    """Rounds that were decided as plain would else be made up for though they were not."""
+    """A round that was decided as one of rest is made up for when the row wakes: it would be counted twice."""
     engine = engine_of(PromptLookup())
     cascade, found = engine.drafter, []
     for _ in engine.stream(REPEATING, GREEDY):

@@ -256,7 +256,7 @@ class Drafter(ABC):
 
         Args:
             rounds: at least 1.
-            seconds: that so many passes take in plain decoding; of a single pass, its round's.
+            seconds: that so many passes take in plain decoding; where the round had one pass only, of the whole round.
         """
         return
 

@@ -105,12 +105,12 @@ class Taking:
             and token, which the row has not got yet; gives the passes that may follow. None where all of them may.
         done: passes whose tokens were taken.
         started, begun, ended: when the first pass began, and the tokens of the first and of the last one were taken, by
-            `perf_counter`; 0 before.
+            `perf_counter`; 0 before. What `after_first` does counts as the first pass's.
         verified: the last pass's result, None where it had nothing to tell but tokens.
     """
 
     def __init__(self, target: LanguageModel, members: Membership, most: int, clock: RoundClock) -> None:
-        self._members, self.most, self._clock = members, most, clock
+        self._target, self._members, self.most, self._clock = target, members, most, clock
         self._choose = _chooser(members, most)
         self._nothing = no_draft(len(members.rows), members.sampler.device)
         self._later: list[list[int]] = [[] for _ in members.rows]  # tokens that the rows did not get yet
@@ -132,13 +132,14 @@ class Taking:
         """Seconds that so many passes take in plain decoding; those `spent` where none followed the first one.
 
         The first pass of a round is slower than those behind it: what it reads left the processor's caches, and its
-        width may be a new one. Plain decoding has one in each round of `Limits.plain_passes`; where drafts lie between
-        plain passes, they come with every few of them.
+        width may be a new one. Plain decoding has one in each round (`passes_together`); where drafts lie between plain
+        passes, they come with every few of them.
         """
         if self.done < 2:
             return spent
         each = (self.ended - self.begun) / (self.done - 1)
-        return passes * (each + max(self.begun - self.started - each, 0.0) / current_limits().plain_passes)
+        usual = passes_together(self._target, len(self._members.rows), current_limits().plain_passes)
+        return passes * (each + max(self.begun - self.started - each, 0.0) / usual)
 
     def roots(self) -> list[int]:
         """Each row's last token, whether it has got it or not."""

@@ -19,8 +19,9 @@ what rounds that asked gained at temperature 1 in replays of the shipped pair's 
 _FIRST_WAIT = 2  # rounds from a first one that gained nothing to the next one, where such drafts usually gain enough
 _NEARLY = 0.55
 """Share of what asking costs that they have to gain on average to be asked at short intervals, while the account of
-rounds that ask holds more than it began with: texts with many copies have passages without any. A short answer that
-repeats itself had 1.05 times plain decoding with two thirds, 1.18 with this (medians of ten processes each)."""
+rounds that ask holds more than it began with: texts with many copies have passages without any. README's first command,
+whose answer repeats itself, had 1.05 times plain decoding with two thirds and 1.18 with this (medians of ten processes
+each)."""
 
 _REQUEST = PACE / 2  # rounds over which a request's gains are averaged: copies come and go with the passage
 

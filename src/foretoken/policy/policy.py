@@ -246,6 +246,8 @@ class Policy:
         if alone and len(shared) == 1 and not self._models:
             if passes is None and not shared[0].offers:
                 return 0  # there is nothing to choose
+            # Rounds of copies at held prices decide on one row until it is learnt from. The decision holds row and
+            # table, so that no other object has their ids meanwhile.
             by = id(shared[0]), id(self.costs.table(1, LARGEST)), self.rests.now
             if self._decided is not None and self._decided[0] == by:
                 self._decided[1].decide(widths, self.lessons.charged)

@@ -33,16 +33,16 @@ rounds, and a decision takes a thirtieth of a round of the shipped pair."""
 
 
 _UNSEEN = 128
-"""Rounds of rows by themselves without plain passes, behind which such a row has some: where all rounds draft, nothing
-tells what plain decoding takes, and drafts may seem to pay that don't."""
+"""Rounds of rows by themselves since plain passes of one were last measured, behind which such a row has some: where
+all rounds draft, nothing tells what plain decoding takes, and drafts may seem to pay that don't."""
 
-_LOOK = 4
+_PLAIN_ROUNDS = 4
 """How many: what one pass takes is measured behind another one."""
 
 _DOUBTFUL = 2.0
 """Tokens in a plain round's time from which on it has none: where drafts gained next to nothing, plain rounds were
-believed to take up to 1.7 times as long as they did. At this pace they cost 1.5% of the time; the more drafts gain, the
-more."""
+believed to take up to 1.65 times as long as they did. At this pace the four rounds cost 1.5% of the time; the more
+drafts gain, the more."""
 
 
 class Kept:
@@ -244,15 +244,16 @@ class Rests:
                 request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count, begun))
             elif not request.copied and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
-        if len(rows) == count == 1 and self._looks_at_plain(rows[0].request):
+        if len(rows) == count == 1 and self._lacks_plain(rows[0].request):
             self._costs.together.unseen = 0  # whether these passes can be measured or not
-            rows[0].request.rest(now, max(rows[0].request.rests_until, now + _LOOK))
-            self._rest_of_models = max(self._rest_of_models, now + _LOOK)
+            rows[0].request.rest(now, max(rows[0].request.rests_until, now + _PLAIN_ROUNDS))
+            self._rest_of_models = max(self._rest_of_models, now + _PLAIN_ROUNDS)
         self.considers = True
 
-    def _looks_at_plain(self, request: Request) -> bool:
+    def _lacks_plain(self, request: Request) -> bool:
         """Whether a request that is by itself has some plain rounds, since none were measured for long."""
         together = self._costs.together
+        # Never where costs are given, or before any plain pass was measured: then nothing is compared with such passes.
         due = self._passes > 1 and together.is_measured and together.unseen >= _UNSEEN
         free = request.missed is None and not request.fixed
         return due and free and request.pace.of(request.above[0]) < _DOUBTFUL
