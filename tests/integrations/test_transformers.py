@@ -6,12 +6,14 @@ import torch
 import foretoken
 from distributions import g_test, joint_distribution
 from foretoken import SamplingParams
+from foretoken.drafters.eagle3 import Eagle3
 from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.errors import NumericalError, ParameterError, PromptError
 from foretoken.limits import Limits
 from foretoken.models.native.runner import NativeModel
 from foretoken.sampling import Sampler
 from tiny import tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
+from tiny_heads import tiny_eagle3
 from tiny_tokenizers import byte_bpe
 
 PROMPT = torch.tensor([[1, 2, 3, 1, 2, 4, 1, 2]])
@@ -209,6 +211,41 @@ def test_processors_are_not_called_behind_an_end(drafter, more):
     speculate = foretoken.custom_generate(same, num_speculative_tokens=8, seed=2, **tree)
     ours = model.generate(PROMPT, **options, custom_generate=speculate)
     assert torch.equal(ours, model.generate(PROMPT, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "score", "named"),
+    [
+        ({"do_sample": False}, -torch.inf, "forbid every token after 11 tokens"),
+        ({"do_sample": True, "top_k": 1}, -torch.inf, "forbid every token after 11 tokens"),
+        ({"do_sample": True, "top_k": 1}, torch.nan, "a score of nan after 11 tokens"),
+    ],
+    ids=["greedy", "sampled", "NaN"],
+)
+@pytest.mark.parametrize("drafter", [None, "chain", "tree"])
+def test_an_output_behind_which_no_token_is_left_is_an_error(drafter, options, score, named):
+    """Where it is reached: not where it ends there, and whether its last token was drafted or not."""
+    model, same = tiny_llama(vocab_size=16, seed=1), tiny_llama(vocab_size=16, seed=1)
+    begun = model.generate(PROMPT, **GREEDY)[:, : PROMPT.shape[1] + 3]
+
+    def leave_none(tokens, scores):
+        return torch.full_like(scores, score) if torch.equal(tokens[:, : begun.shape[1]], begun) else scores
+
+    speculate = foretoken.custom_generate(
+        drafter and same, num_speculative_tokens=8, **({"tree": "static"} if drafter == "tree" else {})
+    )
+    given = {**options, "logits_processor": [leave_none], "custom_generate": speculate}
+    with pytest.raises(ParameterError, match=named):
+        model.generate(PROMPT, max_new_tokens=12, **given)
+    assert torch.equal(model.generate(PROMPT, max_new_tokens=3, **given), begun)
+
+
+def test_a_head_may_lack_every_token_that_processors_leave():
+    model = tiny_llama(vocab_size=16, seed=1)
+    head = tiny_eagle3(model, draft_vocab_size=6)
+    options = {**GREEDY, "suppress_tokens": head.draft_tokens().tolist()}
+    speculate = foretoken.custom_generate(Eagle3(head, foretoken.load(model)), num_speculative_tokens=3)
+    assert torch.equal(model.generate(PROMPT, **options, custom_generate=speculate), model.generate(PROMPT, **options))
 
 
 def test_processors_and_criteria_get_the_rows_as_they_were_given():

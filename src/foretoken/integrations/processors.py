@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -27,10 +28,13 @@ class RowSteps:
     Attributes:
         given: the row of ``input_ids``, its padding included: the processors get it, and the output after it.
         processors: as they would be for a batch of this row alone.
+        dead_ends: the outputs, among those that the round's draft could lead to, behind which the processors leave no
+            token. That is no error until one of them is reached: a draft token may still be rejected.
     """
 
     given: list[int]
     processors: Any
+    dead_ends: dict[tuple[int, ...], ParameterError] = field(default_factory=dict)
 
 
 class ProcessorSampler(Sampler):
@@ -75,7 +79,11 @@ class ProcessorSampler(Sampler):
     def scores(
         self, logits: Tensor, sequences: AbstractSequence[Sequence], draft: Draft, nodes: Tensor | None = None
     ) -> Tensor:
-        """``[B, M, V]`` float32, all processors applied, warpers too: only a softmax remains to be done."""
+        """``[B, M, V]`` float32, all processors applied, warpers too: only a softmax remains to be done.
+
+        Raises:
+            ParameterError: `nodes` is None, as for the target's logits, and no token is left at a row's root.
+        """
         # A copy: processors may write to their argument, and these logits are the model's output.
         scores = logits.to(torch.float32, copy=True)
         above = draft.ancestors()
@@ -85,6 +93,8 @@ class ProcessorSampler(Sampler):
             prefix = steps.given + sequence.output
             parents = [0, *draft.parents[row].tolist()]
             unreachable: set[int] = set()
+            if nodes is None:
+                steps.dead_ends.clear()
             for column in range(scores.shape[1]):
                 node = column if nodes is None else int(nodes[row, column])
                 if nodes is None and node > 0:
@@ -99,11 +109,13 @@ class ProcessorSampler(Sampler):
                     continue
                 path = torch.tensor([prefix + drafted], device=scores.device)
                 scores[row, column] = steps.processors(path, scores[row, column : column + 1])[0]
-                # Below a draft token all may be forbidden, since the draft token itself may still be rejected.
-                if node == 0 and bool((scores[row, column] == -torch.inf).all()):
-                    raise ParameterError(
-                        f"the logits processors forbid every token after {path.shape[1]:,} tokens: allow at least one"
-                    )
+                if nodes is not None:  # of a drafter, which may not have the tokens that are left
+                    continue
+                error = _nothing_left(scores[row, column], path.shape[1], self.params[row].greedy)
+                if error is not None and node == 0:
+                    raise error
+                if error is not None:
+                    steps.dead_ends[tuple(sequence.output + drafted)] = error
         return scores
 
     def probabilities(
@@ -131,6 +143,19 @@ class ProcessorSampler(Sampler):
             positions = self.positions(sequences)[:, None] + depths
             scores = scores + gumbel(self.seeds, positions, scores.shape[-1])
         return scores.argmax(-1)
+
+
+def _nothing_left(scores: Tensor, length: int, greedy: bool) -> ParameterError | None:
+    """Why no token can be chosen by scores ``[V]`` after so many tokens; None if one can."""
+    best = float(scores.amax())
+    if isfinite(best) or (greedy and best != -inf):  # the best token is what ``generate`` itself takes
+        return None
+    if best == -inf:
+        return ParameterError(f"the logits processors forbid every token after {length:,} tokens: allow at least one")
+    return ParameterError(
+        f"the logits processors gave a score of {best} after {length:,} tokens, and nothing can be sampled from that: "
+        "have them give numbers, or -inf for what they forbid"
+    )
 
 
 def for_row(processors: Any, row: int, batch_size: int) -> Any:

@@ -332,11 +332,21 @@ class _BatchRow(Row):
     def __init__(self, sequence: Sequence, engine: Engine, given: list[int], stop: _Stop) -> None:
         super().__init__(sequence, engine.target, verifier=engine.verifier)
         self.given = given  # with its padding
+        self.dead_ends: dict[tuple[int, ...], ParameterError] = {}  # see `RowSteps`
         self._stop = stop
 
     def must_stop(self, token: int) -> bool:
-        """Whether a criterion is met by the sequence, which ends with `token`."""
-        return self._stop(token, torch.tensor([self.given + self.sequence.output], device=self._model.device))
+        """Whether a criterion is met by the sequence, which ends with `token`.
+
+        Raises:
+            ParameterError: none is, and the processors leave no token that could follow.
+        """
+        output = self.sequence.output
+        stops = self._stop(token, torch.tensor([self.given + output], device=self._model.device))
+        error = self.dead_ends.get(tuple(output)) if self.dead_ends else None
+        if error is not None and not stops and len(self.sequence.tokens) < self._end:
+            raise error
+        return stops
 
 
 def _processor_sampler(
@@ -348,10 +358,11 @@ def _processor_sampler(
 ) -> ProcessorSampler:
     """A sampler of some of a batch's rows."""
     numbers = {row.sequence.id: number for number, row in enumerate(rows)}
-    steps = {
-        sequence.id: RowSteps(rows[numbers[sequence.id]].given, for_row(processors, numbers[sequence.id], len(rows)))
-        for sequence in sequences
-    }
+    steps = {}
+    for sequence in sequences:
+        row = rows[numbers[sequence.id]]
+        own = for_row(processors, numbers[sequence.id], len(rows))
+        steps[sequence.id] = RowSteps(row.given, own, row.dead_ends)
     return ProcessorSampler(
         [sequence.params for sequence in sequences],
         [sequence.seed for sequence in sequences],
