@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 import transformers
+from huggingface_hub.utils import filter_repo_objects
 
 import tiny
 from foretoken.errors import ModelError, OutOfMemory
@@ -70,6 +71,14 @@ def test_attention_implementation(folder):
 def test_missing_folder(missing):
     with pytest.raises(ModelError, match=r"no folder .*check the path"):
         load(missing)
+
+
+def test_of_a_hub_model_nothing_is_downloaded_that_is_not_loaded():
+    loaded = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+    others = ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "original/model.safetensors"]
+    patterns = {"allow_patterns": list(loading._DOWNLOADED), "ignore_patterns": list(loading._LEFT)}
+    files = [*loaded, *others, "onnx/config.json", "pytorch_model.bin", "README.md"]
+    assert list(filter_repo_objects(files, **patterns)) == loaded
 
 
 def test_neither_folder_nor_hub_id(monkeypatch):

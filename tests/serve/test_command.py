@@ -100,6 +100,24 @@ def refused(port: int) -> bool:
     return False
 
 
+IN_A_CONTAINER = ["unshare", "--pid", "--fork", "--kill-child"]
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*IN_A_CONTAINER, "true"], capture_output=True).returncode != 0,
+    reason="needs the right to make a namespace of processes",
+)
+def test_the_first_process_of_a_container_ends_on_sigterm_while_models_load():
+    """The kernel keeps a signal without a handler from such a process."""
+    loading = "import time; from foretoken.cli.serve import hear_sigterm; hear_sigterm(); print(0, flush=True); "
+    with subprocess.Popen([*IN_A_CONTAINER, sys.executable, "-c", f"{loading}time.sleep(60)"], stdout=-1) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        first = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()[0]
+        os.kill(int(first), signal.SIGTERM)
+        assert running.wait(LONGEST) == 128 + signal.SIGTERM
+
+
 def test_a_grace_time_ends_what_still_runs(target):
     with process(target, "--grace", "0", "--no-page") as (running, port, _):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -162,6 +164,7 @@ def run_server(models: ModelOptions, options: ServeOptions) -> bool:
     """
     from foretoken.cli.setup import keep_quiet
 
+    hear_sigterm()
     check_packages()
     screen = Screen(options.no_color)
     keep_quiet(screen)
@@ -285,6 +288,12 @@ def addresses(options: ServeOptions, port: int) -> str:
     host = f"[{options.host}]" if ":" in options.host else options.host
     page = f", page at {scheme}://{host}:{port}/" if options.page else ""
     return f"{scheme}://{host}:{port}/v1{page}"
+
+
+def hear_sigterm() -> None:
+    """Have SIGTERM end the process before it serves, while models load: a container's first process ignores it else."""
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def check_packages() -> None:

@@ -23,6 +23,10 @@ from foretoken.models.tokenizers import check_tokenizer, load_tokenizer, quiet_t
 
 Runner = Literal["auto", "native", "hf", "gguf"]
 
+_DOWNLOADED = ("*.safetensors", "*.json")
+_LEFT = ("consolidated*", "*/*")  # the same weights once more, as their authors lay them out; what is no part of them
+"""Files of a hub model that the native runner has downloaded, and of these the ones that it leaves there."""
+
 
 def load(
     model: Any,
@@ -289,6 +293,7 @@ def _download(source: str, hub: dict[str, Any]) -> Path:
             source,
             revision=hub.get("revision"),
             local_files_only=hub.get("local_files_only", False),
-            allow_patterns=["*.safetensors", "*.json"],
+            allow_patterns=list(_DOWNLOADED),
+            ignore_patterns=list(_LEFT),
         )
     )
