@@ -13,9 +13,10 @@ from openai import BadRequestError, OpenAI
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, load
 from foretoken.serve import ServeSettings, create_app
-from foretoken.serve.anthropic_tools import openai_messages, tool_use
+from foretoken.serve.anthropic_tools import Blocks, openai_messages, tool_use
 from foretoken.serve.calls import Call, CallParser
 from foretoken.serve.in_process import post
+from foretoken.serve.response_items import Items
 from foretoken.serve.tools import Tool, ToolSet, call_form, written_out
 from serve_harness import END, LONGEST, MODEL, serving
 from tiny import tiny_llama
@@ -147,6 +148,29 @@ def test_wrong_tools_are_refused(server, fields, param):
 def test_wrong_tools_are_the_clients_errors(client):
     with pytest.raises(BadRequestError, match="names no tool"):
         client.chat.completions.create(model=MODEL, messages=USER, tools=[LEGS], tool_choice="some")
+
+
+CALLS = "\n".join(
+    f'<tool_call>\n{{"name": "legs_of", "arguments": {{"animal": "{animal}", "deep": true}}}}\n</tool_call>'
+    for animal in ("cat", "ant")
+)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_in_parallel_are_told_where_they_are_wanted(server, parallel):
+    written = {"structured_outputs": {"choice": [CALLS]}}
+    count = 2 if parallel else 1
+    chat = {"messages": USER, "tools": [LEGS], "parallel_tool_calls": parallel, **written}
+    answer = server.chat(**chat).json["choices"][0]
+    assert len(answer["message"]["tool_calls"]) == count
+    assert answer["finish_reason"] == "tool_calls"
+    chunks = [json.loads(event)["choices"][0]["delta"] for event in server.chat(**chat, stream=True).events[:-1]]
+    assert {call["index"] for delta in chunks for call in delta.get("tool_calls", ())} == set(range(count))
+    response = {"input": "the cat?", "tools": [FLAT], "parallel_tool_calls": parallel, **written}
+    assert len(server.post("/v1/responses", response).json["output"]) == count
+    choice = {"type": "auto", "disable_parallel_tool_use": not parallel}
+    blocks = message(server, tools=[CLAUDES], tool_choice=choice, **written, max_tokens=400).json["content"]
+    assert [block["input"]["animal"] for block in blocks] == ["cat", "ant"][:count]
 
 
 # --- Anthropic's form -----------------------------------------------------------------------------------------------
@@ -353,6 +377,34 @@ def test_calls_are_found_however_the_text_is_cut(form, text, content, calls):
             added[call.index] = added.get(call.index, "") + call.arguments
         assert [json.loads(arguments) for arguments in added.values()] == [arguments for _, arguments in calls]
     assert len(texts) == 1
+
+
+def parsed_in_parts(text, size):
+    """What a parser makes of a text that comes in parts of so many characters."""
+    parser = CallParser("hermes")
+    parts = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    return [*parts, parser.feed("", last=True)]
+
+
+@pytest.mark.parametrize("size", range(1, 60))
+def test_text_after_a_call_leaves_the_call_whole(size):
+    """A round may end a call, and go on with text and the next call."""
+    parts = parsed_in_parts(f"Hi {CALL} bye {CALL} end", size)
+    blocks, items = Blocks(), Items()
+    events = [event for part in parts for event in blocks.add(part, part is parts[-1])]
+    inputs: dict[int, str] = {}
+    for _, fields in events:
+        if fields.get("content_block", {}).get("type") == "tool_use":
+            inputs[fields["index"]] = ""
+        elif fields.get("delta", {}).get("type") == "input_json_delta":
+            inputs[fields["index"]] += fields["delta"]["partial_json"]
+    assert [json.loads(arguments) for arguments in inputs.values()] == [ARGUMENTS] * 2
+    for part in parts:
+        list(items.add(part))
+    list(items.end("completed"))
+    calls = [item for item in items.output if item["type"] == "function_call"]
+    assert [json.loads(call["arguments"]) for call in calls] == [ARGUMENTS] * 2
+    assert items.text == "Hi bye end"
 
 
 def test_a_call_that_was_cut_off_keeps_what_came():

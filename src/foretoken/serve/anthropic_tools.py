@@ -122,6 +122,10 @@ class Blocks:
 
     def add(self, parsed: Parsed, last: bool) -> Iterator[Event]:
         """What a part of the output adds; the last one closes what is open."""
+        calls = parsed.calls
+        if calls and calls[0].index == self._open:  # it went on before what else came in this part
+            yield from self._call(calls[0])
+            calls = calls[1:]
         if parsed.reasoning:
             if self._open != "thinking":
                 yield from self._begin("thinking", thinking(""))
@@ -129,15 +133,18 @@ class Blocks:
         if parsed.text:
             yield from self.text()
             yield self._delta({"type": "text_delta", "text": parsed.text})
-        for call in parsed.calls:
-            if self._open != call.index:
-                yield from self._begin(call.index, {**tool_use(call), "input": {}})
-            if call.arguments:
-                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        for call in calls:
+            yield from self._call(call)
         if last:
             if self._index < 0:
                 yield from self.text()
             yield from self._end()
+
+    def _call(self, call: Call) -> Iterator[Event]:
+        if self._open != call.index:
+            yield from self._begin(call.index, {**tool_use(call), "input": {}})
+        if call.arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
     def _begin(self, what: int | str, block: dict[str, Any]) -> Iterator[Event]:
         yield from self._end()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from foretoken.serve.tools import CallForm
@@ -57,11 +58,33 @@ class Parsed:
 class OutputParser(Protocol):
     """What tells the parts of an answer apart."""
 
-    calls: list[Call]
+    @property
+    def calls(self) -> list[Call]:
+        """All so far, complete or not."""
 
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Take in a part of the answer; with the last one, all that was held back comes out."""
-        ...
+
+
+class FirstCall:
+    """Tells no call but the first one: for requests that allow one alone, where no grammar sees to it.
+
+    Args:
+        parser: makes what tells all parts of the answer.
+    """
+
+    def __init__(self, parser: Callable[[], OutputParser]) -> None:
+        self._parser = parser()
+
+    @property
+    def calls(self) -> list[Call]:
+        """The first one, once it has begun."""
+        return self._parser.calls[:1]
+
+    def feed(self, text: str, last: bool = False) -> Parsed:
+        """See `OutputParser`."""
+        parsed = self._parser.feed(text, last)
+        return replace(parsed, calls=[call for call in parsed.calls if call.index == 0])
 
 
 class CallParser:

@@ -91,6 +91,10 @@ class Items:
 
     def add(self, parsed: Parsed) -> Iterator[Event]:
         """What a part of the output adds."""
+        calls = parsed.calls
+        if calls and calls[0].index == self._open:  # it went on before what else came in this part
+            yield from self._call(calls[0])
+            calls = calls[1:]
         if parsed.reasoning:
             if self._open != "reasoning":
                 yield from self._begin(
@@ -103,20 +107,23 @@ class Items:
             yield from self.message()
             self.output[-1]["content"][0]["text"] += parsed.text
             yield "response.output_text.delta", {**self._where(), "delta": parsed.text, "logprobs": []}
-        for call in parsed.calls:
-            if self._open != call.index:
-                yield from self._begin(call.index, _call_item(call))
-            if call.arguments:
-                self.output[-1]["arguments"] += call.arguments
-                where = self._where()
-                del where["content_index"]
-                yield "response.function_call_arguments.delta", {**where, "delta": call.arguments}
+        for call in calls:
+            yield from self._call(call)
 
     def end(self, status: str) -> Iterator[Event]:
         """Close the last item, a message without text where there is none."""
         if not self.output:
             yield from self.message()
         yield from self._close(status)
+
+    def _call(self, call: Call) -> Iterator[Event]:
+        if self._open != call.index:
+            yield from self._begin(call.index, _call_item(call))
+        if call.arguments:
+            self.output[-1]["arguments"] += call.arguments
+            where = self._where()
+            del where["content_index"]
+            yield "response.function_call_arguments.delta", {**where, "delta": call.arguments}
 
     def _where(self) -> dict[str, Any]:
         return {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, "content_index": 0}
