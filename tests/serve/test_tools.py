@@ -6,9 +6,11 @@ import asyncio
 import json
 import random
 import threading
+from typing import Literal
 
 import pytest
 from openai import BadRequestError, OpenAI
+from pydantic import BaseModel
 
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, load
@@ -118,6 +120,12 @@ def test_results_go_back_to_the_model(server):
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 1}}]}, "tools.0.function.parameters"),
         ({"tools": [{"type": "function", "function": {"name": "a", "extra": 1}}]}, "tools.0.function.extra"),
+        ({"tools": [{**LEGS, "odd": 1}]}, "tools.0.odd"),
+        ({"tools": [LEGS], "tool_choice": {**NAMED, "odd": 1}}, "tool_choice.odd"),
+        (
+            {"tools": [LEGS], "tool_choice": {"type": "function", "function": {"name": "legs_of", "odd": 1}}},
+            "tool_choice.function.odd",
+        ),
         ({"tools": [LEGS, LEGS]}, "tools"),
         ({"tools": [LEGS], "tool_choice": "some"}, "tool_choice"),
         ({"tools": [LEGS], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
@@ -137,12 +145,47 @@ def test_results_go_back_to_the_model(server):
             "messages.0.tool_calls.0.function.arguments",
         ),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages.0.tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{**NAME, "type": "custom"}]}]},
+            "messages.0.tool_calls.0.type",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{**NAME, "odd": 1}]}]}, "messages.0.tool_calls.0.odd"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "odd": 1}}]}]},
+            "messages.0.tool_calls.0.function.odd",
+        ),
     ],
 )
 def test_wrong_tools_are_refused(server, fields, param):
     answer = server.chat(**{"messages": USER, **fields})
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
     assert answer.json["error"]["message"]
+
+
+def test_fields_that_are_null_are_not_given(server):
+    """Clients send what they know of, null where nobody has set it."""
+    called = {"id": "1", "index": 0, "function": {"name": "a", "arguments": "{}", "parsed_arguments": {}, "odd": None}}
+    messages = [*USER, {"role": "assistant", "tool_calls": [{**called, "odd": None}]}]
+    chat = {"messages": messages, "tools": [{**LEGS, "odd": None}], "tool_choice": "none", "max_tokens": 1}
+    assert server.chat(**chat).status == 200
+    assert message(server, tools=[{**CLAUDES, "odd": None}], tool_choice={"type": "auto", "odd": None}).status == 200
+    item = {"type": "function_call", "call_id": "1", "name": "a", "arguments": "{}", "odd": None}
+    result = {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "5"}]}
+    response = {"input": [item, {**result, "odd": None}], "tools": [{**FLAT, "odd": None}], "max_output_tokens": 1}
+    assert server.post("/v1/responses", response).status == 200
+
+
+def test_what_the_client_has_parsed_comes_back_with_the_answer(client):
+    class Animal(BaseModel):
+        name: Literal["cat"]
+
+    written = {"structured_outputs": {"choice": ['{"name":"cat"}']}, "response_format": None}
+    fields = {"model": MODEL, "response_format": Animal, "extra_body": written}
+    answer = client.chat.completions.parse(messages=USER, **fields).choices[0].message
+    assert answer.parsed == Animal(name="cat")
+    messages = [*USER, answer.to_dict(warnings=False), *USER]
+    assert messages[1]["parsed"] == {"name": "cat"}
+    assert client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1).choices
 
 
 def test_wrong_tools_are_the_clients_errors(client):
@@ -253,6 +296,12 @@ def test_arguments_that_are_no_json_are_an_input_of_nothing(arguments):
     [
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0"),
         ({"tools": [{"name": "f", "input_schema": 5}]}, "tools.0.input_schema"),
+        ({"tools": [CLAUDES], "tool_choice": {"type": "auto", "odd": 1}}, "tool_choice.odd"),
+        ({"tools": [CLAUDES], "tool_choice": {"type": "any", "name": "legs_of"}}, "tool_choice.name"),
+        (
+            {"tools": [CLAUDES], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+            "tool_choice.disable_parallel_tool_use",
+        ),
         ({"tools": [CLAUDES, CLAUDES]}, "tools"),
         ({"tools": [CLAUDES], "tool_choice": "any"}, "tool_choice.type"),
         ({"tools": [CLAUDES], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
@@ -318,7 +367,10 @@ def test_a_response_calls_a_function(client, choice):
         ({"tools": [FLAT, FLAT]}, "tools"),
         ({"tools": [FLAT], "tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "legs_of", "odd": 1}}, "tool_choice.odd"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": 5}]}, "input.0.output"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "5", "odd": 1}]}, "input.0.odd"),
+        ({"input": [{"type": "function_call", "name": "a", "arguments": "{}", "odd": 1}]}, "input.0.odd"),
         ({"input": [{"type": "function_call_output", "output": "5"}]}, "input.0.tool_call_id"),
         (
             {"input": [{"type": "function_call", "name": "a", "arguments": "["}]},
