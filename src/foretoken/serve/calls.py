@@ -209,7 +209,10 @@ class CallParser:
 
     def _tail(self, added: dict[int, Call]) -> str:
         if self._hermes:
-            at = self._buffer.find(_CLOSE)
+            at, next_at = self._buffer.find(_CLOSE), self._buffer.find(_OPEN)
+            if next_at >= 0 and not 0 <= at < next_at:  # the model has not closed this one
+                self._mode = "text"
+                return _behind(self._take(next_at)).rstrip()
             if at >= 0:
                 self._take(at + len(_CLOSE))
                 self._mode = "text"
@@ -225,7 +228,16 @@ class CallParser:
         rest = self._take(len(self._buffer))
         if self._mode == "head":
             return (self._blank + _OPEN if self._hermes else "") + rest
+        if self._mode == "tail" and self._hermes:
+            behind = _behind(rest)
+            return "" if _CLOSE.startswith(behind.strip()) else behind
         return rest if self._mode in ("text", "plain") and (rest.strip() or not self.calls) else ""
+
+
+def _behind(tail: str) -> str:
+    """What follows a call that was not closed: its object ends with the first brace, if that is what comes next."""
+    found = re.match(r"\s*\}", tail)
+    return tail[found.end() :] if found else ""
 
 
 def _unescaped(name: str) -> str:
