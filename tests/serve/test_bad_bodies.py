@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import socket
@@ -214,6 +215,16 @@ def test_a_browser_can_not_send_a_body_without_asking(small, kind):
     answer = small.send("POST", "/v1/completions", json.dumps({"prompt": "x"}).encode(), content_type=kind)
     check(answer)
     assert answer.status == 415
+
+
+def test_a_compressed_body_is_told_to_be_one(small):
+    body = gzip.compress(json.dumps({"prompt": "x", "max_tokens": 1}).encode())
+    answer = small.send("POST", "/v1/completions", body, content_type="application/json", content_encoding="gzip")
+    assert answer.status == 415
+    assert "'gzip'" in check(answer)["message"]
+    plain = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    answer = small.send("POST", "/v1/completions", plain, content_type="application/json", content_encoding="identity")
+    assert answer.status == 200
 
 
 def test_a_body_that_claims_to_be_large_is_refused_unread(small):

@@ -114,6 +114,9 @@ def test_conversations_are_bounded():
             kept.find(field)
 
 
+CALLED = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -126,6 +129,10 @@ def test_conversations_are_bounded():
             "input.0.content.0.type",
         ),
         ({"input": [{"role": "user", "content": [{"type": "text", "text": "x", "odd": 1}]}]}, "input.0.content.0.odd"),
+        ({"input": [{"type": "reasoning", "content": []}]}, "input"),
+        ({"input": [{"type": "reasoning", "content": []}, {"role": "user", "content": 5}]}, "input.1.content"),
+        ({"input": [CALLED, CALLED, {"role": "nobody", "content": "x"}]}, "input.2.role"),
+        ({"input": [CALLED, {**CALLED, "arguments": "["}]}, "input.1.tool_calls.0.function.arguments"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"n": 2}, "n"),
@@ -183,8 +190,16 @@ def test_tokens_of_a_message_are_counted(server):
     fields = {"messages": USER, "system": "be brief", "thinking": {"type": "disabled"}}
     counted = server.post("/v1/messages/count_tokens", {"model": MODEL, **fields})
     assert counted.json == {"input_tokens": message(server, **fields, max_tokens=1).json["usage"]["input_tokens"]}
+    for field in ("stop", "stop_sequences"):
+        wrong = server.post("/v1/messages/count_tokens", {"model": MODEL, "messages": USER, field: 5})
+        assert (wrong.status, wrong.json["error"]["param"]) == (400, field)
     wrong = server.post("/v1/messages/count_tokens", {"model": MODEL, "messages": []})
     assert (wrong.status, wrong.json["type"], wrong.json["error"]["param"]) == (400, "error", "messages")
+
+
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "x"}
+TWO_RESULTS = {"role": "user", "content": [RESULT, RESULT]}
+THOUGHT = {"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": ""}]}
 
 
 @pytest.mark.parametrize(
@@ -195,8 +210,19 @@ def test_tokens_of_a_message_are_counted(server):
         ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
+        ({"messages": [TWO_RESULTS, {"role": "user", "content": 5}]}, "messages.1.content"),
+        ({"messages": [{"role": "user", "content": [RESULT, {"type": "image"}]}]}, "messages.0.content.1.type"),
+        (
+            {"messages": [{"role": "user", "content": [RESULT, {**RESULT, "content": [{"type": "image"}]}]}]},
+            "messages.0.content.1.content.0.type",
+        ),
+        ({"messages": [THOUGHT]}, "messages"),
+        ({"messages": [THOUGHT, {"role": "nobody", "content": "x"}]}, "messages.1.role"),
         ({"system": 5}, "system"),
         ({"stop": ["x"]}, "stop"),
+        ({"stop_sequences": 5}, "stop_sequences"),
+        ({"stop_sequences": ["a", ""]}, "stop_sequences"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
         ({"tools": [{"name": "f", "input_schema": 5}]}, "tools.0.input_schema"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking"),
         ({"n": 2}, "n"),
@@ -210,3 +236,5 @@ def test_bad_fields_of_messages_in_anthropics_form(server, fields, param):
     assert answer.json["type"] == "error"
     assert answer.json["error"]["param"] == param
     assert answer.json["error"]["message"]
+    if param == "stop_sequences":
+        assert answer.json["error"]["message"].startswith("stop_sequences ")

@@ -6,16 +6,19 @@ import asyncio
 import json
 import random
 import threading
+from typing import Literal
 
 import pytest
 from openai import BadRequestError, OpenAI
+from pydantic import BaseModel
 
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, load
 from foretoken.serve import ServeSettings, create_app
-from foretoken.serve.anthropic_tools import openai_messages, tool_use
+from foretoken.serve.anthropic_tools import Blocks, openai_messages, tool_use
 from foretoken.serve.calls import Call, CallParser
 from foretoken.serve.in_process import post
+from foretoken.serve.response_items import Items
 from foretoken.serve.tools import Tool, ToolSet, call_form, written_out
 from serve_harness import END, LONGEST, MODEL, serving
 from tiny import tiny_llama
@@ -117,6 +120,12 @@ def test_results_go_back_to_the_model(server):
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 1}}]}, "tools.0.function.parameters"),
         ({"tools": [{"type": "function", "function": {"name": "a", "extra": 1}}]}, "tools.0.function.extra"),
+        ({"tools": [{**LEGS, "odd": 1}]}, "tools.0.odd"),
+        ({"tools": [LEGS], "tool_choice": {**NAMED, "odd": 1}}, "tool_choice.odd"),
+        (
+            {"tools": [LEGS], "tool_choice": {"type": "function", "function": {"name": "legs_of", "odd": 1}}},
+            "tool_choice.function.odd",
+        ),
         ({"tools": [LEGS, LEGS]}, "tools"),
         ({"tools": [LEGS], "tool_choice": "some"}, "tool_choice"),
         ({"tools": [LEGS], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
@@ -136,6 +145,15 @@ def test_results_go_back_to_the_model(server):
             "messages.0.tool_calls.0.function.arguments",
         ),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages.0.tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{**NAME, "type": "custom"}]}]},
+            "messages.0.tool_calls.0.type",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{**NAME, "odd": 1}]}]}, "messages.0.tool_calls.0.odd"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "odd": 1}}]}]},
+            "messages.0.tool_calls.0.function.odd",
+        ),
     ],
 )
 def test_wrong_tools_are_refused(server, fields, param):
@@ -144,9 +162,58 @@ def test_wrong_tools_are_refused(server, fields, param):
     assert answer.json["error"]["message"]
 
 
+def test_fields_that_are_null_are_not_given(server):
+    """Clients send what they know of, null where nobody has set it."""
+    called = {"id": "1", "index": 0, "function": {"name": "a", "arguments": "{}", "parsed_arguments": {}, "odd": None}}
+    messages = [*USER, {"role": "assistant", "tool_calls": [{**called, "odd": None}]}]
+    chat = {"messages": messages, "tools": [{**LEGS, "odd": None}], "tool_choice": "none", "max_tokens": 1}
+    assert server.chat(**chat).status == 200
+    assert message(server, tools=[{**CLAUDES, "odd": None}], tool_choice={"type": "auto", "odd": None}).status == 200
+    item = {"type": "function_call", "call_id": "1", "name": "a", "arguments": "{}", "odd": None}
+    result = {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "5"}]}
+    response = {"input": [item, {**result, "odd": None}], "tools": [{**FLAT, "odd": None}], "max_output_tokens": 1}
+    assert server.post("/v1/responses", response).status == 200
+
+
+def test_what_the_client_has_parsed_comes_back_with_the_answer(client):
+    class Animal(BaseModel):
+        name: Literal["cat"]
+
+    written = {"structured_outputs": {"choice": ['{"name":"cat"}']}, "response_format": None}
+    fields = {"model": MODEL, "response_format": Animal, "extra_body": written}
+    answer = client.chat.completions.parse(messages=USER, **fields).choices[0].message
+    assert answer.parsed == Animal(name="cat")
+    messages = [*USER, answer.to_dict(warnings=False), *USER]
+    assert messages[1]["parsed"] == {"name": "cat"}
+    assert client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1).choices
+
+
 def test_wrong_tools_are_the_clients_errors(client):
     with pytest.raises(BadRequestError, match="names no tool"):
         client.chat.completions.create(model=MODEL, messages=USER, tools=[LEGS], tool_choice="some")
+
+
+CALLS = "\n".join(
+    f'<tool_call>\n{{"name": "legs_of", "arguments": {{"animal": "{animal}", "deep": true}}}}\n</tool_call>'
+    for animal in ("cat", "ant")
+)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_in_parallel_are_told_where_they_are_wanted(server, parallel):
+    written = {"structured_outputs": {"choice": [CALLS]}}
+    count = 2 if parallel else 1
+    chat = {"messages": USER, "tools": [LEGS], "parallel_tool_calls": parallel, **written}
+    answer = server.chat(**chat).json["choices"][0]
+    assert len(answer["message"]["tool_calls"]) == count
+    assert answer["finish_reason"] == "tool_calls"
+    chunks = [json.loads(event)["choices"][0]["delta"] for event in server.chat(**chat, stream=True).events[:-1]]
+    assert {call["index"] for delta in chunks for call in delta.get("tool_calls", ())} == set(range(count))
+    response = {"input": "the cat?", "tools": [FLAT], "parallel_tool_calls": parallel, **written}
+    assert len(server.post("/v1/responses", response).json["output"]) == count
+    choice = {"type": "auto", "disable_parallel_tool_use": not parallel}
+    blocks = message(server, tools=[CLAUDES], tool_choice=choice, **written, max_tokens=400).json["content"]
+    assert [block["input"]["animal"] for block in blocks] == ["cat", "ant"][:count]
 
 
 # --- Anthropic's form -----------------------------------------------------------------------------------------------
@@ -229,6 +296,12 @@ def test_arguments_that_are_no_json_are_an_input_of_nothing(arguments):
     [
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0"),
         ({"tools": [{"name": "f", "input_schema": 5}]}, "tools.0.input_schema"),
+        ({"tools": [CLAUDES], "tool_choice": {"type": "auto", "odd": 1}}, "tool_choice.odd"),
+        ({"tools": [CLAUDES], "tool_choice": {"type": "any", "name": "legs_of"}}, "tool_choice.name"),
+        (
+            {"tools": [CLAUDES], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+            "tool_choice.disable_parallel_tool_use",
+        ),
         ({"tools": [CLAUDES, CLAUDES]}, "tools"),
         ({"tools": [CLAUDES], "tool_choice": "any"}, "tool_choice.type"),
         ({"tools": [CLAUDES], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
@@ -294,7 +367,10 @@ def test_a_response_calls_a_function(client, choice):
         ({"tools": [FLAT, FLAT]}, "tools"),
         ({"tools": [FLAT], "tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "legs_of", "odd": 1}}, "tool_choice.odd"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": 5}]}, "input.0.output"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "5", "odd": 1}]}, "input.0.odd"),
+        ({"input": [{"type": "function_call", "name": "a", "arguments": "{}", "odd": 1}]}, "input.0.odd"),
         ({"input": [{"type": "function_call_output", "output": "5"}]}, "input.0.tool_call_id"),
         (
             {"input": [{"type": "function_call", "name": "a", "arguments": "["}]},
@@ -324,6 +400,17 @@ def test_wrong_tools_of_responses_are_refused(server, fields, param):
         ("hermes", "a  <tool_call> is a tag", "a  <tool_call> is a tag", []),
         ("hermes", "a <tool_call>b</tool_call> c", "a <tool_call>b</tool_call> c", []),
         ("hermes", f"Hi {CALL} bye", "Hi bye", [("legs_of", ARGUMENTS)]),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {}}\nnot closed', "not closed", [("a", {})]),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {}}}\n</tool_call>', "", [("a", {})]),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {}}\n</tool_', "", [("a", {})]),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {}, "id": "}"}</tool_call>b', "b", [("a", {})]),
+        ("hermes", f'<tool_call>{{"name": "a", "arguments": {{}}}}\n{CALL}', "", [("a", {}), ("legs_of", ARGUMENTS)]),
+        (
+            "hermes",
+            f'<tool_call>{{"name": "a", "arguments": {{}}}} or {CALL}.',
+            " or.",
+            [("a", {}), ("legs_of", ARGUMENTS)],
+        ),
         ("llama", '{"name": "a", "parameters": {}}  more text', "more text", [("a", {})]),
         ("llama", '{"type": "function", "name": "a", "parameters": {"b": 1}}', "", [("a", {"b": 1})]),
         ("llama", '{"type": "text", "name": "a"}', '{"type": "text", "name": "a"}', []),
@@ -353,6 +440,34 @@ def test_calls_are_found_however_the_text_is_cut(form, text, content, calls):
             added[call.index] = added.get(call.index, "") + call.arguments
         assert [json.loads(arguments) for arguments in added.values()] == [arguments for _, arguments in calls]
     assert len(texts) == 1
+
+
+def parsed_in_parts(text, size):
+    """What a parser makes of a text that comes in parts of so many characters."""
+    parser = CallParser("hermes")
+    parts = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    return [*parts, parser.feed("", last=True)]
+
+
+@pytest.mark.parametrize("size", range(1, 60))
+def test_text_after_a_call_leaves_the_call_whole(size):
+    """A round may end a call, and go on with text and the next call."""
+    parts = parsed_in_parts(f"Hi {CALL} bye {CALL} end", size)
+    blocks, items = Blocks(), Items()
+    events = [event for part in parts for event in blocks.add(part, part is parts[-1])]
+    inputs: dict[int, str] = {}
+    for _, fields in events:
+        if fields.get("content_block", {}).get("type") == "tool_use":
+            inputs[fields["index"]] = ""
+        elif fields.get("delta", {}).get("type") == "input_json_delta":
+            inputs[fields["index"]] += fields["delta"]["partial_json"]
+    assert [json.loads(arguments) for arguments in inputs.values()] == [ARGUMENTS] * 2
+    for part in parts:
+        list(items.add(part))
+    list(items.end("completed"))
+    calls = [item for item in items.output if item["type"] == "function_call"]
+    assert [json.loads(call["arguments"]) for call in calls] == [ARGUMENTS] * 2
+    assert items.text == "Hi bye end"
 
 
 def test_a_call_that_was_cut_off_keeps_what_came():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from foretoken.serve import strict_json
 from foretoken.serve.calls import Call, Parsed
+from foretoken.serve.chat_messages import part_text, text_of
 from foretoken.serve.errors import ApiError, dump, refuse_others
-from foretoken.serve.tools import ToolSet, choose, listed, make_tool
+from foretoken.serve.tools import NOT_GIVEN, ToolSet, choose, listed, make_tool
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _CALL_FIELDS = ("type", "id", "name", "input", "cache_control")
 _RESULT_FIELDS = ("type", "tool_use_id", "content", "is_error", "cache_control")
-_NOT_GIVEN = (None,)  # clients send back what they did not get
 _FAILED = "Error: "  # templates know no results that are errors
 Event = tuple[str, dict[str, Any]]
 
@@ -27,6 +27,7 @@ def anthropic_tools(tools: Any, choice: Any) -> ToolSet | None:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if choice is not None and kind not in (*_CHOICES, "tool"):
         raise ApiError(400, "tool_choice.type is none of auto, any, tool, none: use one", "tool_choice.type")
+    one_alone = _one_alone(choice or {})
     given = listed(tools, kind in ("any", "tool"))
     if given is None:
         return None
@@ -35,16 +36,29 @@ def anthropic_tools(tools: Any, choice: Any) -> ToolSet | None:
         param = f"tools.{index}"
         if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
             raise ApiError(400, f"{param} is no tool of your own: give {{name, description, input_schema}}", param)
-        refuse_others(tool, ("type", "name", "description", "input_schema", "cache_control"), param)
+        refuse_others(tool, ("type", "name", "description", "input_schema", "cache_control"), param, NOT_GIVEN)
         schema = tool.get("input_schema")
         found.append(make_tool(tool.get("name"), tool.get("description"), schema, param, "input_schema"))
     named = {"type": "function", "name": choice.get("name")} if kind == "tool" else None
-    parallel = not (isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True)
-    return choose(found, named if named is not None else _CHOICES[kind or "auto"], parallel)
+    return choose(found, named if named is not None else _CHOICES[kind or "auto"], not one_alone)
 
 
-def openai_messages(given: Any) -> Any:
+def _one_alone(choice: Mapping[str, Any]) -> bool:
+    """Whether a ``tool_choice`` allows one call alone, in which nothing else may stand that is not served."""
+    one = "disable_parallel_tool_use"
+    refuse_others(choice, ("type", one, *(("name",) if choice.get("type") == "tool" else ())), "tool_choice", NOT_GIVEN)
+    given = choice.get(one)
+    if given is not None and not isinstance(given, bool):
+        raise ApiError(400, f"tool_choice.{one} is neither true nor false: give one of them", f"tool_choice.{one}")
+    return bool(given)
+
+
+def openai_messages(given: Any, first: int = 0) -> Any:
     """Messages with blocks of calls and results as OpenAI's messages; what has none passes as it is.
+
+    Args:
+        given: the messages.
+        first: how many of the request's stand before them.
 
     Raises:
         ApiError: such a block can't be used.
@@ -52,7 +66,7 @@ def openai_messages(given: Any) -> Any:
     if not isinstance(given, list):
         return given
     found: list[Any] = []
-    for index, message in enumerate(given):
+    for index, message in enumerate(given, first):
         content = message.get("content") if isinstance(message, dict) else None
         if not isinstance(content, list):
             found.append(message)
@@ -61,19 +75,20 @@ def openai_messages(given: Any) -> Any:
         for place, block in enumerate(content):
             kind, param = block.get("type") if isinstance(block, dict) else None, f"messages.{index}.content.{place}"
             if kind == "tool_use":
-                refuse_others(block, _CALL_FIELDS, param, _NOT_GIVEN)
+                refuse_others(block, _CALL_FIELDS, param, NOT_GIVEN)
                 if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
                     raise ApiError(400, f"{param} is no call: give {{type, id, name, input}}", param)
                 function = {"name": block["name"], "arguments": block["input"]}
                 calls.append({"id": block.get("id", ""), "type": "function", "function": function})
             elif kind == "tool_result":
-                refuse_others(block, _RESULT_FIELDS, param, _NOT_GIVEN)
+                refuse_others(block, _RESULT_FIELDS, param, NOT_GIVEN)
                 if not isinstance(block.get("tool_use_id"), str):
                     raise ApiError(400, f"{param}.tool_use_id is no string: give one", f"{param}.tool_use_id")
                 found.append({"role": "tool", "content": _result(block, param), "tool_call_id": block["tool_use_id"]})
             elif kind == "thinking" and message.get("role") == "assistant":
                 continue  # of earlier turns: as Anthropic's own models, this one does without it
             else:
+                part_text(block, param)  # whose place is known here alone
                 rest.append(block)
         told = {name: value for name, value in message.items() if name != "content"}
         if calls:
@@ -88,8 +103,8 @@ def _result(block: dict[str, Any], param: str) -> Any:
     content, failed = block.get("content") or "", block.get("is_error") or False
     if not isinstance(failed, bool):
         raise ApiError(400, f"{param}.is_error is neither true nor false: give one of them", f"{param}.is_error")
-    if failed and isinstance(content, list):
-        return [{"type": "text", "text": _FAILED}, *content]
+    if isinstance(content, list):
+        content = text_of(content, f"{param}.content")
     return _FAILED + content if failed and isinstance(content, str) else content
 
 
@@ -122,6 +137,10 @@ class Blocks:
 
     def add(self, parsed: Parsed, last: bool) -> Iterator[Event]:
         """What a part of the output adds; the last one closes what is open."""
+        calls = parsed.calls
+        if calls and calls[0].index == self._open:  # it went on before what else came in this part
+            yield from self._call(calls[0])
+            calls = calls[1:]
         if parsed.reasoning:
             if self._open != "thinking":
                 yield from self._begin("thinking", thinking(""))
@@ -129,15 +148,18 @@ class Blocks:
         if parsed.text:
             yield from self.text()
             yield self._delta({"type": "text_delta", "text": parsed.text})
-        for call in parsed.calls:
-            if self._open != call.index:
-                yield from self._begin(call.index, {**tool_use(call), "input": {}})
-            if call.arguments:
-                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        for call in calls:
+            yield from self._call(call)
         if last:
             if self._index < 0:
                 yield from self.text()
             yield from self._end()
+
+    def _call(self, call: Call) -> Iterator[Event]:
+        if self._open != call.index:
+            yield from self._begin(call.index, {**tool_use(call), "input": {}})
+        if call.arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
     def _begin(self, what: int | str, block: dict[str, Any]) -> Iterator[Event]:
         yield from self._end()

@@ -12,6 +12,7 @@ import foretoken
 from foretoken.engine.engine import Engine
 from foretoken.serve import body as bodies
 from foretoken.serve.auth import ApiKeys
+from foretoken.serve.chat_messages import chat_messages
 from foretoken.serve.decoding import Decoding, DecodingHere
 from foretoken.serve.errors import ApiError, json_response, shutting_down
 from foretoken.serve.gate import Gate
@@ -21,7 +22,7 @@ from foretoken.serve.openai_api import openai_routes
 from foretoken.serve.page_api import page_api_routes
 from foretoken.serve.page_files import page_file_routes
 from foretoken.serve.responses import responses_routes
-from foretoken.serve.schemas import DetokenizeRequest, TokenizeRequest, chat_messages, check_model
+from foretoken.serve.schemas import DetokenizeRequest, TokenizeRequest, check_model
 from foretoken.serve.service import Service
 from foretoken.serve.settings import ServeSettings
 

@@ -54,6 +54,9 @@ async def read(request: Request, schema: type[Body], settings: ServeSettings) ->
     if kind != "application/json":
         # A browser sends other types to any address without asking it first.
         raise ApiError(415, "the body's type is not application/json: send content-type: application/json")
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(415, f"the body's encoding is {coding[:100]!r}, and none is served: send it uncompressed")
     data = await receive(request, settings)
     if settings.log_bodies:
         log_body(data, request.state.request_id)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from foretoken.serve.tools import CallForm
@@ -57,11 +58,33 @@ class Parsed:
 class OutputParser(Protocol):
     """What tells the parts of an answer apart."""
 
-    calls: list[Call]
+    @property
+    def calls(self) -> list[Call]:
+        """All so far, complete or not."""
 
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Take in a part of the answer; with the last one, all that was held back comes out."""
-        ...
+
+
+class FirstCall:
+    """Tells no call but the first one: for requests that allow one alone, where no grammar sees to it.
+
+    Args:
+        parser: makes what tells all parts of the answer.
+    """
+
+    def __init__(self, parser: Callable[[], OutputParser]) -> None:
+        self._parser = parser()
+
+    @property
+    def calls(self) -> list[Call]:
+        """The first one, once it has begun."""
+        return self._parser.calls[:1]
+
+    def feed(self, text: str, last: bool = False) -> Parsed:
+        """See `OutputParser`."""
+        parsed = self._parser.feed(text, last)
+        return replace(parsed, calls=[call for call in parsed.calls if call.index == 0])
 
 
 class CallParser:
@@ -186,7 +209,10 @@ class CallParser:
 
     def _tail(self, added: dict[int, Call]) -> str:
         if self._hermes:
-            at = self._buffer.find(_CLOSE)
+            at, next_at = self._buffer.find(_CLOSE), self._buffer.find(_OPEN)
+            if next_at >= 0 and not 0 <= at < next_at:  # the model has not closed this one
+                self._mode = "text"
+                return _behind(self._take(next_at)).rstrip()
             if at >= 0:
                 self._take(at + len(_CLOSE))
                 self._mode = "text"
@@ -202,7 +228,16 @@ class CallParser:
         rest = self._take(len(self._buffer))
         if self._mode == "head":
             return (self._blank + _OPEN if self._hermes else "") + rest
+        if self._mode == "tail" and self._hermes:
+            behind = _behind(rest)
+            return "" if _CLOSE.startswith(behind.strip()) else behind
         return rest if self._mode in ("text", "plain") and (rest.strip() or not self.calls) else ""
+
+
+def _behind(tail: str) -> str:
+    """What follows a call that was not closed: its object ends with the first brace, if that is what comes next."""
+    found = re.match(r"\s*\}", tail)
+    return tail[found.end() :] if found else ""
 
 
 def _unescaped(name: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from foretoken.sampling import SamplingParams
-from foretoken.serve.calls import CallParser, OutputParser
+from foretoken.serve.calls import CallParser, FirstCall, OutputParser
 from foretoken.serve.errors import ApiError
 from foretoken.serve.response_template import CALLS, TemplateParser
 from foretoken.serve.schemas import Controls, sampling_params
@@ -56,11 +57,13 @@ async def chat_prompt(service: Service, messages: list[dict[str, Any]], body: Co
         param, params = "tools", replace(params, grammar=tools.grammar(call_form(service.chat_template)))
     await service.tokenizing.compile(params.grammar, param)
     form = call_form(service.chat_template)
-    parser: Callable[[], OutputParser | None] = (lambda: None) if tools is None else (lambda: CallParser(form))
+    parser: Callable[[], OutputParser] | None = None if tools is None else lambda: CallParser(form)
     if service.response_template is not None and params.grammar is None:  # a grammar says by itself what comes
         params = replace(params, skip_special_tokens=False)  # they may be the template's marks
         parser = await _template_parser(service, tokens, params, tools, knows_tools)
-    return PreparedChat(tokens, params, parser)
+    if parser is not None and tools is not None and not tools.parallel:
+        parser = partial(FirstCall, parser)
+    return PreparedChat(tokens, params, parser or (lambda: None))
 
 
 async def _template_parser(

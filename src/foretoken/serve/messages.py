@@ -13,9 +13,10 @@ from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
 from foretoken.serve import body as bodies
 from foretoken.serve.anthropic_tools import Blocks, anthropic_tools, openai_messages, thinking, tool_use
 from foretoken.serve.calls import OutputParser, Parsed
+from foretoken.serve.chat_messages import chat_message, chat_messages, text_of
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
-from foretoken.serve.schemas import Controls, chat_messages, check_model, check_sampling, text_of
+from foretoken.serve.schemas import Controls, check_model, check_sampling
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.speculation import Strict
 from foretoken.serve.streaming import EventStream, WritePart, data, part_writer, unless_gone
@@ -45,6 +46,12 @@ class MessagesRequest(Controls):
         """See `Controls`."""
         return "max_tokens", self.max_tokens
 
+    def stop_strings(self) -> tuple[str, Any]:
+        """See `Controls`."""
+        if self.stop is not None:
+            raise ApiError(400, "stop is not served here: use stop_sequences", "stop", "unsupported_field")
+        return "stop_sequences", self.stop_sequences
+
     def toolset(self) -> ToolSet | None:
         """See `Controls`."""
         return anthropic_tools(self.tools, self.tool_choice)
@@ -55,7 +62,15 @@ class MessagesRequest(Controls):
         Raises:
             ApiError: they can't be used.
         """
-        messages = chat_messages(openai_messages(self.messages))
+        if not isinstance(self.messages, list) or not self.messages:
+            return chat_messages(self.messages)
+        messages = [
+            chat_message(one, f"messages.{index}")
+            for index, message in enumerate(self.messages)
+            for one in openai_messages([message], index)
+        ]
+        if not messages:  # but blocks of thinking
+            return chat_messages([])
         if any(message["role"] == "system" for message in messages):
             raise ApiError(400, "messages has a role that is neither user nor assistant: use system for it", "messages")
         if self.system is None:
@@ -76,9 +91,6 @@ def messages_routes(service: Service) -> APIRouter:
     async def messages(request: Request) -> Response:
         body = await bodies.read(request, MessagesRequest, settings)
         check_model(body.model, settings)
-        if body.stop is not None:
-            raise ApiError(400, "stop is not served here: use stop_sequences", "stop", "unsupported_field")
-        body = body.model_copy(update={"stop": body.stop_sequences})
         chat, options = body.chat(), body.engine_settings(service.drafter)
         check_sampling(body, settings)
         with ExitStack() as held:

@@ -15,6 +15,7 @@ from foretoken.engine.outputs import Completion, DecodeStats, FinishReason, Stre
 from foretoken.errors import PromptError
 from foretoken.serve import body as bodies
 from foretoken.serve.calls import OutputParser, chat_call
+from foretoken.serve.chat_messages import chat_messages
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, dump, json_response
 from foretoken.serve.logprobs import Offsets, chat_logprobs, completion_logprobs
@@ -22,7 +23,6 @@ from foretoken.serve.schemas import (
     ChatRequest,
     CompletionRequest,
     Sampling,
-    chat_messages,
     check_model,
     check_sampling,
     sampling_params,

@@ -17,9 +17,10 @@ from foretoken.engine.outputs import Candidate, Completion, DraftedToken, RoundT
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.sampling import SamplingParams
 from foretoken.serve import body as bodies
+from foretoken.serve.chat_messages import chat_messages
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
-from foretoken.serve.schemas import Controls, chat_messages, check_model, sampling_params
+from foretoken.serve.schemas import Controls, check_model, sampling_params
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.streaming import DONE, EventStream, WritePart, data, part_writer, unless_gone
 from foretoken.serve.usage import usage

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from foretoken.serve.calls import Call, Parsed, chat_call
+from foretoken.serve.chat_messages import text_of
 from foretoken.serve.errors import ApiError, refuse_others
-from foretoken.serve.tools import ToolSet, choose, listed, make_tool
+from foretoken.serve.tools import NOT_GIVEN, ToolSet, choose, listed, make_tool, read_calls
 
+_CALL_FIELDS = ("type", "id", "status", "call_id", "name", "arguments")
+_RESULT_FIELDS = ("type", "id", "status", "call_id", "output")
 Event = tuple[str, dict[str, Any]]
 
 
@@ -27,35 +30,38 @@ def response_tools(tools: Any, choice: Any, parallel: bool | None) -> ToolSet | 
         param = f"tools.{index}"
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise ApiError(400, f"{param} is no function, and other tools are not served: leave it out", "tools")
-        refuse_others(tool, ("type", "name", "description", "parameters", "strict"), param)
+        refuse_others(tool, ("type", "name", "description", "parameters", "strict"), param, NOT_GIVEN)
         found.append(make_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), param))
     return choose(found, choice, parallel is not False)
 
 
-def as_messages(items: list[Any]) -> list[Any]:
-    """Input items as messages of a chat: calls become one message of the assistant, results messages of their own.
+def as_messages(items: list[Any]) -> list[tuple[str, Any]]:
+    """Input items as messages of a chat, each with its place in the request: calls become one message of the assistant,
+    results messages of their own.
 
     Raises:
         ApiError: an item is none of these.
     """
-    found: list[Any] = []
+    found: list[tuple[str, Any]] = []
     for index, item in enumerate(items):
         param = f"input.{index}"
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if kind == "message":
             # Answers come back with these.
-            found.append({name: value for name, value in item.items() if name not in ("type", "id", "status")})
+            found.append((param, {name: item[name] for name in item if name not in ("type", "id", "status")}))
         elif kind == "function_call":
+            refuse_others(item, _CALL_FIELDS, param, NOT_GIVEN)
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id", ""), "type": "function", "function": function}
-            if found and isinstance(found[-1].get("tool_calls"), list):
-                found[-1]["tool_calls"].append(call)
+            calls = read_calls([call], f"{param}.tool_calls")
+            if found and isinstance(found[-1][1].get("tool_calls"), list):
+                found[-1][1]["tool_calls"] += calls
             else:
-                found.append({"role": "assistant", "content": "", "tool_calls": [call]})
+                found.append((param, {"role": "assistant", "content": "", "tool_calls": calls}))
         elif kind == "function_call_output":
-            if not isinstance(item.get("output"), str):
-                raise ApiError(400, f"{param}.output is no string: give one", f"{param}.output")
-            found.append({"role": "tool", "content": item["output"], "tool_call_id": item.get("call_id")})
+            refuse_others(item, _RESULT_FIELDS, param, NOT_GIVEN)
+            output = text_of(item.get("output"), f"{param}.output")
+            found.append((param, {"role": "tool", "content": output, "tool_call_id": item.get("call_id")}))
         elif kind == "reasoning" and isinstance(item.get("content"), list):
             continue  # of an earlier answer of this server; the model does without it
         else:
@@ -91,6 +97,10 @@ class Items:
 
     def add(self, parsed: Parsed) -> Iterator[Event]:
         """What a part of the output adds."""
+        calls = parsed.calls
+        if calls and calls[0].index == self._open:  # it went on before what else came in this part
+            yield from self._call(calls[0])
+            calls = calls[1:]
         if parsed.reasoning:
             if self._open != "reasoning":
                 yield from self._begin(
@@ -103,20 +113,23 @@ class Items:
             yield from self.message()
             self.output[-1]["content"][0]["text"] += parsed.text
             yield "response.output_text.delta", {**self._where(), "delta": parsed.text, "logprobs": []}
-        for call in parsed.calls:
-            if self._open != call.index:
-                yield from self._begin(call.index, _call_item(call))
-            if call.arguments:
-                self.output[-1]["arguments"] += call.arguments
-                where = self._where()
-                del where["content_index"]
-                yield "response.function_call_arguments.delta", {**where, "delta": call.arguments}
+        for call in calls:
+            yield from self._call(call)
 
     def end(self, status: str) -> Iterator[Event]:
         """Close the last item, a message without text where there is none."""
         if not self.output:
             yield from self.message()
         yield from self._close(status)
+
+    def _call(self, call: Call) -> Iterator[Event]:
+        if self._open != call.index:
+            yield from self._begin(call.index, _call_item(call))
+        if call.arguments:
+            self.output[-1]["arguments"] += call.arguments
+            where = self._where()
+            del where["content_index"]
+            yield "response.function_call_arguments.delta", {**where, "delta": call.arguments}
 
     def _where(self) -> dict[str, Any]:
         return {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, "content_index": 0}

@@ -15,10 +15,11 @@ from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
 from foretoken.sampling import Grammar
 from foretoken.serve import body as bodies
 from foretoken.serve.calls import OutputParser, Parsed
+from foretoken.serve.chat_messages import chat_message
 from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.response_items import Items, as_messages, calls_of, response_tools
-from foretoken.serve.schemas import Controls, chat_messages, check_model, check_sampling
+from foretoken.serve.schemas import Controls, check_model, check_sampling
 from foretoken.serve.service import Batch, Service
 from foretoken.serve.streaming import EventStream, WritePart, data, part_writer, unless_gone
 from foretoken.serve.structured import format_grammar
@@ -66,13 +67,10 @@ class ResponsesRequest(Controls):
             return [{"role": "user", "content": self.input}]
         if not isinstance(self.input, list) or not self.input:
             raise ApiError(400, "input is neither a string nor a list of messages: give one of them", "input")
-        items = as_messages(self.input)
-        try:
-            return chat_messages(items)
-        except ApiError as error:
-            message = error.message.replace("messages", "input", 1)
-            param = (error.param or "input").replace("messages", "input", 1)
-            raise ApiError(error.status, message, param, error.code) from None
+        messages = [chat_message(message, param) for param, message in as_messages(self.input)]
+        if not messages:
+            raise ApiError(400, "input has no message: give at least one {role, content}", "input")
+        return messages
 
 
 class Conversations:

@@ -14,19 +14,17 @@ from foretoken.engine.settings import DrafterNames
 from foretoken.errors import ForetokenError, shown
 from foretoken.sampling import Grammar, SamplingParams
 from foretoken.sampling.params import check_integer
-from foretoken.serve.errors import ApiError, api_error, refuse_others
+from foretoken.serve.chat_messages import text_of
+from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.settings import ServeSettings
 from foretoken.serve.speculation import PredictedOutput, Speculation, Strict
 from foretoken.serve.structured import StructuredOutputs, format_grammar
-from foretoken.serve.tools import ToolSet, read_calls, read_tools
+from foretoken.serve.tools import ToolSet, read_tools
 
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1_000
 MOST_LOGIT_BIASES = 4_096
-LONGEST_CALL_ID = 1_000
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
-_PART_FIELDS = {"type", "text", "cache_control"}
-"""Of a part of a message; the last is a hint that changes nothing."""
 
 
 class StreamOptions(Strict):
@@ -106,6 +104,10 @@ class Controls(Strict):
     @abstractmethod
     def token_limit(self) -> tuple[str, Any]:
         """The field that limits the output, and its value."""
+
+    def stop_strings(self) -> tuple[str, Any]:
+        """The field that has the stop strings, and its value."""
+        return "stop", self.stop
 
     def top_logprobs_field(self) -> tuple[str, int | None]:
         """The field that asks for log-probabilities, and how many of the most probable tokens to report."""
@@ -278,9 +280,10 @@ def sampling_params(
     """
     name, limit = body.token_limit()
     top_name, top = body.top_logprobs_field()
+    stop_name, stop = body.stop_strings()
     fields = (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
+        "seed", "stop_token_ids", "ignore_eos", "skip_special_tokens",
     )  # fmt: skip
     given = {field: getattr(body, field) for field in fields if getattr(body, field) is not None}
     values: dict[str, Any] = {**defaults, **given}
@@ -299,10 +302,15 @@ def sampling_params(
         if body.logit_bias is not None:
             values["logit_bias"] = _logit_bias(body.logit_bias)
         values["grammar"] = body.asked_grammar()[1]
-        _check_stop(body.stop)
+        if stop is not None:
+            _check_stop(stop, stop_name)
+            values["stop"] = stop
         return SamplingParams(**values)
     except ForetokenError as error:
-        raise api_error(error, settings.model, settings.model) from None
+        told = api_error(error, settings.model, settings.model)
+        if told.param == "stop":
+            told = ApiError(told.status, stop_name + told.message.removeprefix("stop"), stop_name, told.code)
+        raise told from None
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
@@ -314,79 +322,14 @@ def _logit_bias(value: Any) -> dict[int, float]:
     return {int(token): number for token, number in value.items()}
 
 
-def _check_stop(stop: Any) -> None:
+def _check_stop(stop: Any, name: str) -> None:
     strings = stop if isinstance(stop, list) else [stop]
     long = any(isinstance(text, str) and len(text) > LONGEST_STOP_STRING for text in strings)
     if long or len(strings) > MOST_STOP_STRINGS:
         message = (
-            f"stop has more than {MOST_STOP_STRINGS} strings, or one of more than {LONGEST_STOP_STRING:,} characters"
+            f"{name} has more than {MOST_STOP_STRINGS} strings, or one of more than {LONGEST_STOP_STRING:,} characters"
         )
-        raise ApiError(400, f"{message}: give fewer or shorter ones", "stop")
-
-
-def chat_messages(given: Any) -> list[dict[str, Any]]:
-    """The messages of a chat as a chat template takes them: parts of text are joined.
-
-    Raises:
-        ApiError: a message has no role or content, or parts that are not served.
-    """
-    if not isinstance(given, list) or not given:
-        what = "empty" if given == [] else "no list"
-        raise ApiError(400, f"messages is {what}: give at least one {{role, content}}", "messages")
-    return [_message(message, f"messages.{index}") for index, message in enumerate(given)]
-
-
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_FURTHER = {"assistant": ("tool_calls", "reasoning_content"), "tool": ("tool_call_id", "name")}
-"""Fields of messages besides role and content, by role."""
-
-
-def _message(message: Any, param: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise ApiError(400, f"{param} is no object: give {{role, content}}", param)
-    role = message.get("role")
-    if role not in _ROLES:
-        raise ApiError(400, f"{param}.role is none of {', '.join(_ROLES)}: use one", f"{param}.role")
-    refuse_others(message, ("role", "content", *_FURTHER.get(role, ())), param, (None, [], ""))
-    calls, reasoning = message.get("tool_calls"), message.get("reasoning_content")
-    if role == "assistant" and (calls or reasoning):
-        told = {"role": role, "content": text_of(message.get("content") or "", f"{param}.content")}
-        if calls:
-            told["tool_calls"] = read_calls(calls, f"{param}.tool_calls")
-        if reasoning:
-            told["reasoning_content"] = text_of(reasoning, f"{param}.reasoning_content")
-        return told
-    content = text_of(message.get("content"), f"{param}.content")
-    if role == "tool":
-        name = message.get("tool_call_id")
-        if not isinstance(name, str) or len(name) > LONGEST_CALL_ID:
-            field = f"{param}.tool_call_id"
-            what = f"a string of at most {LONGEST_CALL_ID:,} characters"
-            raise ApiError(400, f"{field} is not {what}: give the id of the call that this answers", field)
-        return {"role": role, "content": content, "tool_call_id": message["tool_call_id"]}
-    return {"role": "system" if role == "developer" else role, "content": content}  # by a newer name
-
-
-def text_of(content: Any, param: str) -> str:
-    """A message's content: a string, or parts of text.
-
-    Raises:
-        ApiError: it is something else.
-    """
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise ApiError(400, f"{param} is neither a string nor a list of parts: give one of them", param)
-    for index, part in enumerate(content):
-        where = f"{param}.{index}"
-        if not isinstance(part, dict):
-            raise ApiError(400, f"{where} is no object: give {{type: text, text}}", where)
-        if part.get("type") not in ("text", "input_text", "output_text"):
-            raise ApiError(400, f"{where} is no part of text, and others are not served", f"{where}.type")
-        refuse_others(part, _PART_FIELDS, where, (None, []))
-        if not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{where}.text is no string: give one", f"{where}.text")
-    return "".join(part["text"] for part in content)
+        raise ApiError(400, f"{message}: give fewer or shorter ones", name)
 
 
 def _is_token(value: Any) -> bool:

@@ -16,6 +16,8 @@ CallForm = Literal["hermes", "llama"]
 """How calls are written: ``<tool_call>{"name", "arguments"}</tool_call>``, or ``{"name", "parameters"}`` alone."""
 
 MOST_TOOLS = 128
+NOT_GIVEN = (None,)
+"""What a field is that a client sends, or sends back, without having been given it."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 _PROMPT = """\
@@ -146,6 +148,10 @@ def choose(tools: Sequence[Tool], choice: Any, parallel: bool) -> ToolSet | None
     if not named:
         message = "tool_choice is none of none, auto, required, and names no tool of tools: use one of them"
         raise ApiError(400, message, "tool_choice")
+    assert isinstance(function, dict)
+    refuse_others(choice, ("type", "name" if function is choice else "function"), "tool_choice", NOT_GIVEN)
+    if function is not choice:
+        refuse_others(function, ("name",), "tool_choice.function", NOT_GIVEN)
     return ToolSet(named, True, False)
 
 
@@ -169,8 +175,13 @@ def _function(tool: Any, param: str) -> Tool:
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
         raise ApiError(400, f"{param} is no function: give {{type: function, function: {{name, parameters}}}}", param)
     function = tool["function"]
-    refuse_others(function, ("name", "description", "parameters", "strict"), f"{param}.function")
+    refuse_others(tool, ("type", "function", "cache_control"), param, NOT_GIVEN)  # the last is a hint, as of parts
+    refuse_others(function, ("name", "description", "parameters", "strict"), f"{param}.function", NOT_GIVEN)
     return make_tool(function.get("name"), function.get("description"), function.get("parameters"), f"{param}.function")
+
+
+_CALL_FIELDS = ("id", "type", "function", "index")  # the last of a call that was put together from a stream
+_CALLED_FIELDS = ("name", "arguments", "parsed_arguments")  # the last by OpenAI's client, of its own answers
 
 
 def read_calls(calls: Any, param: str, lenient: bool = False) -> list[dict[str, Any]]:
@@ -192,6 +203,10 @@ def read_calls(calls: Any, param: str, lenient: bool = False) -> list[dict[str, 
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ApiError(400, f"{where} is no call: give {{id, type, function: {{name, arguments}}}}", where)
+        if call.get("type") not in (None, "function"):
+            raise ApiError(400, f"{where}.type is not function, and others are not served", f"{where}.type")
+        refuse_others(call, _CALL_FIELDS, where, NOT_GIVEN)
+        refuse_others(function, _CALLED_FIELDS, f"{where}.function", NOT_GIVEN)
         try:
             arguments = read_arguments(function.get("arguments"), f"{where}.function.arguments")
         except ApiError:

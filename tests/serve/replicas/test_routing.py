@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections import Counter
 
 import pytest
@@ -43,6 +44,14 @@ def test_a_conversations_next_turn_begins_with_the_blocks_of_the_one_before():
 )
 def test_bodies_that_cant_be_used_have_no_blocks(body):
     assert prompt_blocks(body) == []
+
+
+@pytest.mark.parametrize("field", ["messages", "prompt", "tools"])
+def test_bodies_that_are_nested_too_deeply_have_no_blocks(field):
+    """Each depth that is read: some can't be written again."""
+    for depth in range(100, sys.getrecursionlimit() + 100):
+        prompt_blocks(f'{{"{field}": {"[" * depth}{"]" * depth}}}'.encode())
+    assert prompt_blocks(f'{{"{field}": {"[" * depth}{"]" * depth}}}'.encode()) == []
 
 
 def test_other_forms_of_prompts_have_blocks():
