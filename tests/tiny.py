@@ -125,6 +125,21 @@ def tiny_gpt2(vocab_size: int = 32, seed: int = 0, **fields: Any) -> PreTrainedM
     return build(tf.GPT2LMHeadModel, tf.GPT2Config(**{**given, **fields}), seed)
 
 
+def tiny_gpt_neo(vocab_size: int = 32, seed: int = 0, window_size: int = 4, **fields: Any) -> PreTrainedModel:
+    given = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": window_size,
+        "max_position_embeddings": 256,
+        **NO_SPECIAL,
+    }
+    return build(tf.GPTNeoForCausalLM, tf.GPTNeoConfig(**{**given, **fields}), seed)
+
+
 def tiny_opt(vocab_size: int = 32, seed: int = 0, **fields: Any) -> PreTrainedModel:
     given = {
         "vocab_size": vocab_size,

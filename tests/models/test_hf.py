@@ -20,7 +20,7 @@ from foretoken.sampling import SamplingParams
 from models.native.checkpoints import longrope, plain
 from models.reference import plain_logits, walk
 
-NATIVE = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gemma3", "opt", "gpt_neox", "phi3", "falcon"]
+NATIVE = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gemma3", "opt", "gpt_neo", "gpt_neox", "phi3", "falcon"]
 SLOW = ["bloom", "mamba", "lfm2"]
 
 
@@ -198,9 +198,26 @@ def test_drafts_across_two_sets_of_frequencies_change_no_text(two_sets):
                 text.append(token)
 
 
-def test_padding_stops_at_the_last_position():
+def test_windows_of_slots_are_windows_of_positions():
+    """GPT-Neo's window is wider than what a model is tried with, and a table of slots."""
+    module = tiny.tiny_gpt_neo(window_size=16)
+    table = module.transformer.h[1].attn.attention.bias
+    model = load(module)
+    texts = [[(7 * i + row) % 29 + 1 for i in range(size)] for row, size in enumerate((40, 21, 3))]
+    cache = model.open(3)
+    feed(model, cache, texts)
+    tokens, parents = torch.tensor([[5, 6, 7, 8, 9]] * 3), torch.tensor([[-1, 0, 0, -1, 2]] * 3)
+    logits = model.forward(tokens, parents, torch.tensor([5, 5, 5]), cache).logits.cpu()
+    for row, text in enumerate(texts):
+        for node, path in enumerate(([5], [5, 6], [5, 7], [8], [5, 7, 9])):
+            assert torch.allclose(logits[row, node], plain_logits(module, text + path), atol=1e-4)
+    assert module.transformer.h[1].attn.attention.bias is table
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo"])
+def test_padding_stops_at_the_last_position(family):
     """A short row beside one that fills the context is padded beyond the position table."""
-    module = tiny.tiny_gpt2(n_positions=12)
+    module = tiny.tiny_gpt2(n_positions=12) if family == "gpt2" else tiny.tiny_gpt_neo(max_position_embeddings=12)
     model = load(module)
     cache = model.open(2)
     steps = torch.arange(10).expand(2, 10)
