@@ -20,7 +20,8 @@ from foretoken.sampling import SamplingParams
 from models.native.checkpoints import longrope, plain
 from models.reference import plain_logits, walk
 
-NATIVE = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gemma3", "opt", "gpt_neo", "gpt_neox", "phi3", "falcon"]
+NATIVE = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gemma3", "gemma4", "opt", "gpt_neo", "gpt_neox"]
+NATIVE += ["phi3", "falcon"]
 SLOW = ["bloom", "mamba", "lfm2"]
 
 
@@ -274,6 +275,16 @@ def test_commit_of_a_prefix_and_identical_select_move_nothing():
     cache.select([0, 1])
     assert cache.layers[0].keys is before
     assert torch.equal(before, copy)
+
+
+def test_memory_of_a_cache_whose_layers_differ():
+    model = load(tiny.tiny_gemma4(attention_k_eq_v=False))  # keys and values as wide as the heads, 8 and 16
+    assert model.module.config._attn_implementation == attention.NAME
+    cache = model.open(1)
+    feed(model, cache, [[3] * 200])
+    held = sum(buffer.nbytes for layer in cache.layers for buffer in (layer.keys, layer.values))
+    assert held == 2 * 2 * (8 + 16) * 4 * 256
+    assert model.cache_bytes([170]) == held  # with half as many more to grow
 
 
 def test_facts():
