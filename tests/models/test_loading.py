@@ -140,6 +140,14 @@ def test_unknown_dtype(folder, dtype):
         load(folder, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float8_e4m3fn", "int8", "float99"])
+def test_a_checkpoint_of_a_dtype_that_nothing_is_computed_in(folder, dtype):
+    damaged(folder, {"dtype": dtype})
+    with pytest.raises(ModelError, match=rf"has the dtype '{dtype}', .* load the model with dtype='float32'"):
+        load(folder)
+    assert load(folder, dtype="float32").dtype == torch.float32
+
+
 def test_bad_options_are_no_broken_files(folder):
     for options, named in [
         ({"device": "toaster"}, "device 'toaster' can't be used here"),
