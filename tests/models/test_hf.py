@@ -313,6 +313,16 @@ def test_grouped_queries_are_packed():
     assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+def test_t5_has_no_last_position():
+    """Its checkpoints name 512 positions, which transformers does not look at."""
+    module = tiny.tiny_t5(n_positions=8)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 2
+    found = Engine(load(module), "prompt-lookup").generate(prompt, SamplingParams(temperature=0.0, max_new_tokens=12))
+    ids = torch.tensor([prompt], device=module.device)
+    expected = module.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
+    assert found.token_ids == expected[0, 1:].tolist()
+
+
 def test_slow_models_say_so():
     with pytest.warns(SlowModelWarning, match="rolled back"):
         load(tiny.tiny_mamba())

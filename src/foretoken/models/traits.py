@@ -32,6 +32,8 @@ def layer_configs(config: Any) -> list[Any]:
 
 def max_length(config: Any) -> int:
     """Most positions that a config allows; a large number where it names none."""
+    if getattr(config, "relative_attention_num_buckets", None):
+        return NO_LIMIT  # T5's positions are distances: nothing reads the `n_positions` that its checkpoints have
     for field in _LENGTH_FIELDS:
         value = getattr(config, field, None)
         if isinstance(value, int) and value > 0:
