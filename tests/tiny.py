@@ -113,6 +113,22 @@ def tiny_gemma3(vocab_size: int = 32, seed: int = 0, sliding_window: int = 4, **
     return build(tf.Gemma3ForCausalLM, tf.Gemma3TextConfig(**_llama_like(vocab_size, fields)), seed)
 
 
+def tiny_gemma4(vocab_size: int = 32, seed: int = 0, sliding_window: int = 4, **fields: Any) -> PreTrainedModel:
+    """Full attention has wider heads than a sliding window, in fewer groups, and keys that are the values, too."""
+    fields = {
+        "sliding_window": sliding_window,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": vocab_size,
+        **fields,
+    }
+    return build(tf.Gemma4ForCausalLM, tf.Gemma4TextConfig(**_llama_like(vocab_size, fields)), seed)
+
+
 def tiny_gpt2(vocab_size: int = 32, seed: int = 0, **fields: Any) -> PreTrainedModel:
     given = {
         "vocab_size": vocab_size,
@@ -123,6 +139,21 @@ def tiny_gpt2(vocab_size: int = 32, seed: int = 0, **fields: Any) -> PreTrainedM
         **NO_SPECIAL,
     }
     return build(tf.GPT2LMHeadModel, tf.GPT2Config(**{**given, **fields}), seed)
+
+
+def tiny_gpt_neo(vocab_size: int = 32, seed: int = 0, window_size: int = 4, **fields: Any) -> PreTrainedModel:
+    given = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": window_size,
+        "max_position_embeddings": 256,
+        **NO_SPECIAL,
+    }
+    return build(tf.GPTNeoForCausalLM, tf.GPTNeoConfig(**{**given, **fields}), seed)
 
 
 def tiny_opt(vocab_size: int = 32, seed: int = 0, **fields: Any) -> PreTrainedModel:

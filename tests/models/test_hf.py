@@ -20,7 +20,8 @@ from foretoken.sampling import SamplingParams
 from models.native.checkpoints import longrope, plain
 from models.reference import plain_logits, walk
 
-NATIVE = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gemma3", "opt", "gpt_neox", "phi3", "falcon"]
+NATIVE = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gemma3", "gemma4", "opt", "gpt_neo", "gpt_neox"]
+NATIVE += ["phi3", "falcon"]
 SLOW = ["bloom", "mamba", "lfm2"]
 
 
@@ -198,9 +199,26 @@ def test_drafts_across_two_sets_of_frequencies_change_no_text(two_sets):
                 text.append(token)
 
 
-def test_padding_stops_at_the_last_position():
+def test_windows_of_slots_are_windows_of_positions():
+    """GPT-Neo's window is wider than what a model is tried with, and a table of slots."""
+    module = tiny.tiny_gpt_neo(window_size=16)
+    table = module.transformer.h[1].attn.attention.bias
+    model = load(module)
+    texts = [[(7 * i + row) % 29 + 1 for i in range(size)] for row, size in enumerate((40, 21, 3))]
+    cache = model.open(3)
+    feed(model, cache, texts)
+    tokens, parents = torch.tensor([[5, 6, 7, 8, 9]] * 3), torch.tensor([[-1, 0, 0, -1, 2]] * 3)
+    logits = model.forward(tokens, parents, torch.tensor([5, 5, 5]), cache).logits.cpu()
+    for row, text in enumerate(texts):
+        for node, path in enumerate(([5], [5, 6], [5, 7], [8], [5, 7, 9])):
+            assert torch.allclose(logits[row, node], plain_logits(module, text + path), atol=1e-4)
+    assert module.transformer.h[1].attn.attention.bias is table
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo"])
+def test_padding_stops_at_the_last_position(family):
     """A short row beside one that fills the context is padded beyond the position table."""
-    module = tiny.tiny_gpt2(n_positions=12)
+    module = tiny.tiny_gpt2(n_positions=12) if family == "gpt2" else tiny.tiny_gpt_neo(max_position_embeddings=12)
     model = load(module)
     cache = model.open(2)
     steps = torch.arange(10).expand(2, 10)
@@ -259,6 +277,16 @@ def test_commit_of_a_prefix_and_identical_select_move_nothing():
     assert torch.equal(before, copy)
 
 
+def test_memory_of_a_cache_whose_layers_differ():
+    model = load(tiny.tiny_gemma4(attention_k_eq_v=False))  # keys and values as wide as the heads, 8 and 16
+    assert model.module.config._attn_implementation == attention.NAME
+    cache = model.open(1)
+    feed(model, cache, [[3] * 200])
+    held = sum(buffer.nbytes for layer in cache.layers for buffer in (layer.keys, layer.values))
+    assert held == 2 * 2 * (8 + 16) * 4 * 256
+    assert model.cache_bytes([170]) == held  # with half as many more to grow
+
+
 def test_facts():
     model = load(tiny.tiny_llama(eos_token_id=[5, 6]))
     assert model.vocab_size == 32
@@ -283,6 +311,16 @@ def test_grouped_queries_are_packed():
     ours, _ = attention.packed_attention(layer, query, key, value, mask)
     theirs, _ = attention.sdpa_attention_forward(layer, query, key, value, mask)
     assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_t5_has_no_last_position():
+    """Its checkpoints name 512 positions, which transformers does not look at."""
+    module = tiny.tiny_t5(n_positions=8)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 2
+    found = Engine(load(module), "prompt-lookup").generate(prompt, SamplingParams(temperature=0.0, max_new_tokens=12))
+    ids = torch.tensor([prompt], device=module.device)
+    expected = module.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
+    assert found.token_ids == expected[0, 1:].tolist()
 
 
 def test_slow_models_say_so():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -147,6 +148,29 @@ def test_no_language_model(tmp_path):
 def test_unknown_dtype(folder, dtype):
     with pytest.raises(ModelError, match=r"dtype .*(is unknown|is 5|is None): use auto"):
         load(folder, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float8_e4m3fn", "int8", "float99"])
+def test_a_checkpoint_of_a_dtype_that_nothing_is_computed_in(folder, dtype):
+    damaged(folder, {"dtype": dtype})
+    with pytest.raises(ModelError, match=rf"has the dtype '{dtype}', .* load the model with dtype='float32'"):
+        load(folder)
+    assert load(folder, dtype="float32").dtype == torch.float32
+
+
+def test_code_that_is_not_trusted_is_no_broken_file(folder):
+    damaged(
+        folder, {"model_type": "flurb", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Own"}}
+    )
+    with pytest.raises(ModelError, match=r"runs with code of its own alone.*trust_remote_code=True"):
+        load(folder)
+
+
+@pytest.mark.skipif(find_spec("peft") is not None, reason="peft applies the adapter")
+def test_an_adapter_that_is_not_applied_is_told(folder):
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, "task_type": "CAUSAL_LM"}))
+    with pytest.warns(UserWarning, match="the adapter beside .* is not applied, since peft is not installed"):
+        load(folder)
 
 
 def test_bad_options_are_no_broken_files(folder):

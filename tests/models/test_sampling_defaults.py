@@ -96,10 +96,18 @@ def test_what_changes_the_distribution_and_is_not_used_is_told(tmp_path, runner)
         load(checkpoint(tmp_path, **asked), runner=runner)
 
 
+@pytest.mark.parametrize("runner", ["auto", "hf"])
+def test_tokens_of_id_0_and_beams_are_told(tmp_path, runner):
+    """As BART's summarisers ask for them."""
+    with pytest.warns(UserWarning, match="forced_bos_token_id, encoder_no_repeat_ngram_size, num_beams, which"):
+        load(checkpoint(tmp_path, forced_bos_token_id=0, encoder_no_repeat_ngram_size=3, num_beams=4), runner=runner)
+
+
 def test_what_changes_nothing_is_not_told(tmp_path):
+    nothing = {"suppress_tokens": None, "min_length": 0, "no_repeat_ngram_size": 0, "typical_p": 1.0, "num_beams": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load(checkpoint(tmp_path, suppress_tokens=None, min_length=0, no_repeat_ngram_size=0, typical_p=1.0))
+        load(checkpoint(tmp_path, **nothing, guidance_scale=1.0, forced_bos_token_id=None))
 
 
 @pytest.mark.parametrize("value", ["25", "</s>", True, [3, "4"], [None], {"a": 1}, 2.5])

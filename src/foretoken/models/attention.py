@@ -67,8 +67,7 @@ def packed_attention(
 def install(module: Any) -> bool:
     """Have a model that uses sdpa attention with grouped queries use `packed_attention`; says whether it does."""
     config = traits.text_config(module)
-    heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
-    if getattr(config, "_attn_implementation", None) != "sdpa" or not groups or groups == heads:
+    if getattr(config, "_attn_implementation", None) != "sdpa" or not any(map(_grouped, traits.layer_configs(config))):
         return False
     AttentionInterface.register(NAME, packed_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -77,3 +76,8 @@ def install(module: Any) -> bool:
     except ValueError:
         return False
     return bool(config._attn_implementation == NAME)
+
+
+def _grouped(config: Any) -> bool:
+    heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    return bool(groups) and groups != heads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from foretoken.errors import ModelError
 from foretoken.models import attention, traits
 from foretoken.models.base import Cache, Keep, Scores
 from foretoken.models.cache import SlotCache
-from foretoken.models.masks import MaskBuilder, Pattern, patterns_of
+from foretoken.models.masks import LOCAL, MaskBuilder, Pattern, patterns_of
 from foretoken.models.slots import Append, slots_bytes
 
 
@@ -45,6 +46,7 @@ class HFModel(traits.Wrapped):
         self.shares_prefixes = not traits.turns_by_length(config)
         self._patterns = found
         self._masks = MaskBuilder(self.dtype, self.device)
+        self._local = _local_layers(module) if isinstance(found, dict) and LOCAL in found else None
         self._output = traits.OutputLayer(module)
         # Eager attention isn't causal of its own: it has no mask but the one that it is given.
         self._plain_causal = getattr(config, "_attn_implementation", None) in ("sdpa", attention.NAME)
@@ -124,21 +126,29 @@ class HFModel(traits.Wrapped):
                 positions[:, -1] = last
             arguments: dict[str, Any] = {
                 "input_ids": tokens.to(self.device),
-                "attention_mask": self._attention_mask(plan),
                 "position_ids": positions,
                 "past_key_values": slots,
                 "use_cache": True,
             }
             if hidden_layers:
                 arguments["output_hidden_states"] = True
-            output, logits = self._output.score(arguments, keep, counts, width)
+            with self._hiding(plan) as mask:
+                output, logits = self._output.score({**arguments, "attention_mask": mask}, keep, counts, width)
             hidden = traits.hidden_states(output) if hidden_layers else ()
             return Scores(logits, tuple(hidden[layer] for layer in hidden_layers))
 
-    def _attention_mask(self, plan: Append) -> Tensor | dict[str, Tensor | None] | None:
+    def _hiding(self, plan: Append) -> AbstractContextManager[Tensor | dict[str, Tensor | None] | None]:
+        """What the model is called with, while this is entered, as its attention mask."""
         if isinstance(self._patterns, Pattern):
-            return self._masks.mask(plan, self._patterns, self._plain_causal)
-        return {
+            return nullcontext(self._masks.mask(plan, self._patterns, self._plain_causal))
+        masks = {
             layer_type: self._masks.mask(plan, pattern, self._plain_causal)
             for layer_type, pattern in self._patterns.items()
         }
+        return nullcontext(masks) if self._local is None else self._local.hiding(masks, plan.end, self.device)
+
+
+def _local_layers(module: Any) -> Any:
+    from foretoken.models.local_layers import LocalLayers  # with modelling code that other models do without
+
+    return LocalLayers.of(module)

@@ -45,6 +45,11 @@ def _message(name: str, source: str, error: Exception, text: str) -> str:
             f"{name!r} is neither a folder here nor a model that the hub could give ({type(error).__name__}): "
             "check the name, the network and, for gated models, your access"
         )
+    if "trust_remote_code" in text and "custom code" in text:
+        return (
+            f"{name} runs with code of its own alone, which transformers does not have: read that code, and if you "
+            "trust it, load the model in Python, with trust_remote_code=True"
+        )
     if "model type" in text and ("not recognize" in text or "unrecognized" in text.lower()):
         import transformers
 

@@ -36,6 +36,8 @@ class Pattern:
 
 
 FULL = Pattern()
+GLOBAL, LOCAL = "global", "local"
+"""GPT-Neo's kinds of layers."""
 
 _NO_WINDOWS = ("llama",)
 """Model types whose classes in transformers read no window, whatever else a config says."""
@@ -52,6 +54,8 @@ def patterns_of(config: Any) -> dict[str, Pattern] | Pattern | None:
     model_type = getattr(config, "model_type", None)
     if model_type in _NO_WINDOWS:
         return FULL
+    if model_type == "gpt_neo":
+        return {GLOBAL: FULL, LOCAL: Pattern(window=config.window_size)}
     window = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
     known = {

@@ -62,18 +62,26 @@ def resolve_dtype(dtype: str | torch.dtype, config: Any, device: torch.device) -
     if not isinstance(dtype, str | torch.dtype):
         raise ModelError(f"dtype is {shown(dtype)}: use auto, float32, bfloat16 or float16")
     if dtype != "auto":
-        found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-        # Eight bits are a format to store weights in, not one to multiply them in.
-        if not isinstance(found, torch.dtype) or not found.is_floating_point or found.itemsize < 2:
+        found = _computed_in(dtype)
+        if found is None:
             raise ModelError(f"dtype {shown(dtype)} is unknown: use auto, float32, bfloat16 or float16")
         return found
     stored = getattr(config, "dtype", None)
     if stored is None and hasattr(config, "get_text_config"):
         stored = getattr(config.get_text_config(), "dtype", None)
-    if stored is None:
-        stored = torch.float32
-    if isinstance(stored, str):
-        stored = getattr(torch, stored)
-    if device.type == "cpu" and stored in (torch.bfloat16, torch.float16):
+    found = torch.float32 if stored is None else _computed_in(stored)
+    if found is None:
+        raise ModelError(
+            f"config.json has the dtype {shown(stored)}, in which nothing is computed: load the model with "
+            "dtype='float32', 'bfloat16' or 'float16'"
+        )
+    if device.type == "cpu" and found in (torch.bfloat16, torch.float16):
         return torch.bfloat16 if multiplies_bfloat16() else torch.float32
-    return stored
+    return found
+
+
+def _computed_in(dtype: str | torch.dtype) -> torch.dtype | None:
+    """A dtype that weights can be multiplied in, by its name or itself; None for all others."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    # Eight bits are a format to store weights in, not one to multiply them in.
+    return found if isinstance(found, torch.dtype) and found.is_floating_point and found.itemsize >= 2 else None

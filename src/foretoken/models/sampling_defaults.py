@@ -57,19 +57,34 @@ _UNUSED = (
     "typical_p",
     "epsilon_cutoff",
     "eta_cutoff",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "exponential_decay_length_penalty",
+    "sequence_bias",
+    "guidance_scale",
+    "num_beams",
 )
 """What a checkpoint may ask for besides, and does not get."""
+_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
+_NOTHING_AT_ONE = ("typical_p", "encoder_repetition_penalty", "guidance_scale", "num_beams")
 
 
 def _without_unused(found: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """The fields, with a warning where some change the distribution and are not used."""
-    names = [name for name in _UNUSED if found.get(name) not in (None, 0, [], 1.0 if name == "typical_p" else None)]
+    names = [name for name in _UNUSED if _asks(name, found.get(name))]
     if names:
         warnings.warn(
             f"{where} asks for {', '.join(names)}, which is not used: say what you need of it in each request",
             stacklevel=4,
         )
     return found
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Whether a value of a field among `_UNUSED` asks for anything."""
+    if value is None or name in _TOKENS:
+        return value is not None  # 0 is a token, too
+    return value not in (0, [], 1 if name in _NOTHING_AT_ONE else None)
 
 
 def of_folder(folder: Path) -> dict[str, Any]:

@@ -25,8 +25,15 @@ def text_config(module: Any, decoder: bool = True) -> Any:
     return config.get_text_config(decoder=decoder) if hasattr(config, "get_text_config") else config
 
 
+def layer_configs(config: Any) -> list[Any]:
+    """The config of each layer where layers differ (Gemma 4), else the one that all of them have."""
+    return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
+
+
 def max_length(config: Any) -> int:
     """Most positions that a config allows; a large number where it names none."""
+    if getattr(config, "relative_attention_num_buckets", None):
+        return NO_LIMIT  # T5's positions are distances: nothing reads the `n_positions` that its checkpoints have
     for field in _LENGTH_FIELDS:
         value = getattr(config, field, None)
         if isinstance(value, int) and value > 0:
@@ -208,16 +215,22 @@ class Wrapped(LanguageModel):
 
 def slot_bytes(module: Any) -> int:
     """Bytes of one token's keys and values in all layers of the (decoder's) attention."""
-    config = text_config(module)
+    configs = layer_configs(text_config(module))
+    layers = _first(configs[0], "num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer") or 1
+    numbers = sum(map(_slot_numbers, configs)) * (layers if len(configs) == 1 else 1)
+    return numbers * int(module.dtype.itemsize)
 
-    def first(*names: str) -> int | None:
-        return next((int(value) for name in names if (value := getattr(config, name, None))), None)
 
-    layers = first("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer") or 1
-    heads = first("num_heads", "decoder_attention_heads", "num_attention_heads", "n_head") or 1
-    width = first("d_model", "hidden_size", "n_embd") or 1
-    size = first("head_dim", "d_kv") or width // heads
-    return 2 * layers * (first("num_key_value_heads") or heads) * size * int(module.dtype.itemsize)
+def _slot_numbers(config: Any) -> int:
+    """Numbers that one token's keys and values are in a layer of this config."""
+    heads = _first(config, "num_heads", "decoder_attention_heads", "num_attention_heads", "n_head") or 1
+    width = _first(config, "d_model", "hidden_size", "n_embd") or 1
+    size = _first(config, "head_dim", "d_kv") or width // heads
+    return 2 * (_first(config, "num_key_value_heads") or heads) * size
+
+
+def _first(config: Any, *names: str) -> int | None:
+    return next((int(value) for name in names if (value := getattr(config, name, None))), None)
 
 
 Pick = Callable[[Tensor], Tensor]

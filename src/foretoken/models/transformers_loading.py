@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,12 @@ def load_module(
         warnings.warn(
             f"{name} holds {len(unused)} weights that a {type(module).__name__} of its config.json has no use for, "
             f"such as {unused[0]}: if the model should have them, config.json is not the checkpoint's",
+            stacklevel=3,
+        )
+    if (Path(source) / "adapter_config.json").is_file() and not getattr(module, "_hf_peft_config_loaded", False):
+        warnings.warn(
+            f"the adapter beside {name} is not applied, since peft is not installed: pip install peft, or merge the "
+            "adapter into the model",
             stacklevel=3,
         )
     module.requires_grad_(False)  # nobody else has it

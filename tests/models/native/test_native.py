@@ -135,6 +135,21 @@ def test_folder(name, tmp_path, backend):
     assert walk(model, 2, 0) < 1e-4
 
 
+def test_where_texts_become_long_stands_beside_the_rotary_parameters(tmp_path, backend):
+    """As in a Phi-3.5 with Llama's names: transformers finds it when it computes frequencies."""
+    module = tiny.tiny_llama(**longrope(original=12, head_dim=8))
+    module.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    fields["original_max_position_embeddings"] = fields["rope_parameters"].pop("original_max_position_embeddings")
+    file.write_text(json.dumps(fields))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    text = [(7 * i) % 29 + 1 for i in range(20)]
+    found = scores(load(tmp_path, backend=backend, eager=backend == "torch"), text)
+    for length in (1, 12, 13, 20):
+        assert torch.allclose(found[length - 1], plain(theirs, text[:length])[-1], atol=1e-4)
+
+
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("asked", ["float32", "bfloat16"])
 def test_dtypes_and_shards(stored, asked, tmp_path, backend):

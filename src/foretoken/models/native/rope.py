@@ -36,10 +36,11 @@ class Rotary:
             self._frequencies = [frequencies if factors is None else frequencies / torch.as_tensor(factors)]
             self._scale = 1.0
         elif rope_type == "longrope":
-            original = parameters["original_max_position_embeddings"]
-            self.switch = original if original < config.max_position_embeddings else None
             scaled = _scaled(rope_type)
-            short, self._scale = scaled(config, "cpu", seq_len=original)
+            # The first call moves what a config says of `original` outside of the parameters into them.
+            short, self._scale = scaled(config, "cpu")
+            original = config.rope_parameters["original_max_position_embeddings"]
+            self.switch = original if original < config.max_position_embeddings else None
             long, _ = scaled(config, "cpu", seq_len=original + 1)
             self._frequencies = [short, long]
         else:
