@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -163,15 +164,37 @@ def _open(calls: Library, parts: Sequence[Path], name: str, options: Options, vo
     params.load_mode = _MMAP if options.mmap else _NO_MMAP
     if options.n_gpu_layers is not None:
         params.n_gpu_layers = options.n_gpu_layers
-    paths = (ctypes.c_char_p * len(parts))(*(str(part).encode() for part in parts))
+    paths = (ctypes.c_char_p * len(parts))(*(os.fsencode(part) for part in parts))
     with calls.listening() as said:
         if len(parts) > 1:
             pointer = calls.llama_model_load_from_splits(paths, len(parts), params)
         else:
             pointer = calls.llama_model_load_from_file(paths[0], params)
     if not pointer:
-        raise _refused(calls, name, said)
+        raise _no_model(_read_header(parts).metadata, name) or _refused(calls, name, said)
     return Handle(calls, pointer)
+
+
+_NO_MODELS = {
+    "adapter": "an adapter: merge it into its model (with llama.cpp's llama-export-lora), and give the file of that",
+    "mmproj": "the part of a model that reads pictures or sounds: give the file of the model itself",
+    "imatrix": "a matrix of importance, which weights are rounded by: give the file of the model",
+}
+"""By what files say of themselves."""
+
+
+def _no_model(metadata: dict[str, Any], name: str) -> ModelError | None:
+    """The error for a file that belongs to a model, and is none."""
+    kind = "mmproj" if metadata.get("general.architecture") == "clip" else metadata.get("general.type")
+    if kind in _NO_MODELS:
+        return ModelError(f"{name} is {_NO_MODELS[kind]}")
+    count, number = metadata.get("split.count", 0), metadata.get("split.no", 0) + 1
+    if count > 1:
+        return ModelError(
+            f"{name} is part {number} of {count}: put all of them into one folder, with the names that they had "
+            f"(such as model-{number:05d}-of-{count:05d}.gguf)"
+        )
+    return None
 
 
 def _refused(calls: Library, name: str, said: Iterable[str]) -> Exception:
