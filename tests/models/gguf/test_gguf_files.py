@@ -80,6 +80,13 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         load(tmp_path / "folder.gguf")
 
 
+@pytest.mark.parametrize("alignment", [0, "wide"])
+def test_an_alignment_that_is_none_is_a_broken_file(alignment, files):
+    path = files(f"alignment {alignment}", tiny_llama, general__alignment=alignment)[1]
+    with pytest.raises(ModelError, match="cut off or broken"):
+        load(path)
+
+
 def described(path, architecture, kind):
     made = writer.GGUFWriter(path, architecture)
     made.add_type(kind)
