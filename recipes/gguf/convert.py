@@ -117,11 +117,12 @@ def convert(checkpoint: Path, out: Path, name: str, types: Sequence[str]) -> lis
         if kind in UNROUNDED:
             gguf_writer.convert(checkpoint, file, UNROUNDED[kind])
             continue
+        kept = "F32" in types or (out / f"{name}-F32.gguf").exists()
         (whole,) = convert(checkpoint, out, name, ["F32"])
         part = file.with_suffix(".part")
         round_file(whole, part, kind)
         part.rename(file)
-        if "F32" not in types:
+        if not kept:
             whole.unlink()
     return made
 

@@ -47,6 +47,15 @@ def test_files_of_all_types_score_nearly_as_the_checkpoint(tmp_path):
     assert sizes == sorted(sizes, reverse=True)
 
 
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_file_that_was_there_stays(earlier, tmp_path):
+    whole = tmp_path / "small-F32.gguf"
+    if earlier:
+        convert(tiny_pair_path() / "drafter", tmp_path, "small", ["F32"])
+    convert(tiny_pair_path() / "drafter", tmp_path, "small", ["Q8_0"])
+    assert whole.exists() == earlier
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "IQ4_NL"])
 def test_other_quantisations_run_as_they_come(name, tmp_path, monkeypatch):
     kind = gguf.GGMLQuantizationType[name]

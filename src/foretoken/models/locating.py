@@ -69,7 +69,7 @@ def hub_resolves() -> bool:
 
 
 def _check_folder(name: str, path: Path) -> None:
-    if not _has_weights(path):
+    if not has_weights(path):
         if (path / "adapter_config.json").is_file():
             raise ModelError(
                 f"{name} holds an adapter and no model: load its base model, or merge the adapter into it (in peft: "
@@ -85,7 +85,7 @@ def _check_folder(name: str, path: Path) -> None:
         raise ModelError(f"{name} has no config.json: give the folder that `save_pretrained` wrote")
 
 
-def _has_weights(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
     """Whether a folder has weights that transformers loads, an adapter's aside."""
     return any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
 

@@ -6,6 +6,7 @@ import gc
 from itertools import product
 
 import pytest
+import torch
 
 from byte_tokenizer import byte_tokenizer
 from distributions import g_test
@@ -28,7 +29,7 @@ from grid import (
     target_distribution,
 )
 from grid import model as module_of
-from tiny import tiny_gpt2, tiny_llama, tiny_mamba
+from tiny import tiny_gpt2, tiny_lfm2, tiny_llama, tiny_mamba
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
 PROMPTS = [PROMPT, [5, 6], [1, 2, 3, 1, 2]]
@@ -160,6 +161,24 @@ def test_a_limit_of_memory_is_kept(engine):
     target = engine("none").target
     # A context begins with room for 1,024 tokens, however short the request is.
     with pytest.raises(OutOfMemory, match=r"raise cache_memory to at least .*iB, which the shortest request needs"):
+        Engine(target, None, cache_memory=target.cache_bytes([1]) - 1).generate(PROMPTS[0], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"), [("mamba", tiny_mamba), ("lfm2", lambda: tiny_lfm2(block_auto_adjust_ff_dim=False))]
+)
+def test_states_that_can_not_be_rolled_back_are_memory_too(kind, make, load):
+    target = load(kind, make)
+    cache = target.open(1)
+    target.forward(torch.tensor([[5]]), torch.tensor([[-1]]), torch.tensor([1]), cache)
+    cache.commit(torch.tensor([[0]]), torch.tensor([1]))
+    saved = len(cache.shards[0].context.save(cache.rows[0].sequence))
+    assert 0 < saved - target.cell_bytes - target.state_bytes < 128  # besides, what the state is of
+    assert (target.cell_bytes > 0) == (kind == "lfm2")
+    for rows, sequences in ((1, 8), (4, 8), (5, 16), (8, 16), (9, 24)):
+        cells = 1024 * -(-rows // 8)
+        assert target.cache_bytes([1] * rows) == target.cell_bytes * cells + target.state_bytes * sequences
+    with pytest.raises(OutOfMemory, match=r"raise cache_memory to at least"):
         Engine(target, None, cache_memory=target.cache_bytes([1]) - 1).generate(PROMPTS[0], GREEDY)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from types import SimpleNamespace
 
 import gguf as writer
@@ -79,6 +80,57 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         load(tmp_path / "folder.gguf")
 
 
+@pytest.mark.parametrize("alignment", [0, "wide"])
+def test_an_alignment_that_is_none_is_a_broken_file(alignment, files):
+    path = files(f"alignment {alignment}", tiny_llama, general__alignment=alignment)[1]
+    with pytest.raises(ModelError, match="cut off or broken"):
+        load(path)
+
+
+def described(path, architecture, kind):
+    made = writer.GGUFWriter(path, architecture)
+    made.add_type(kind)
+    made.write_header_to_file()
+    made.write_kv_data_to_file()
+    made.write_tensors_to_file()
+    made.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "message"),
+    [
+        ("llama", "adapter", "is an adapter: merge it into its model"),
+        ("clip", "mmproj", "reads pictures or sounds: give the file of the model itself"),
+        ("clip", "model", "reads pictures or sounds"),
+        ("", "imatrix", "is a matrix of importance"),
+    ],
+)
+def test_a_file_that_belongs_to_a_model_is_refused_for_what_it_is(architecture, kind, message, tmp_path):
+    with pytest.raises(ModelError, match=message):
+        load(described(tmp_path / "other.gguf", architecture, kind))
+
+
+@pytest.mark.parametrize("name", ["https://huggingface.co/a/b/resolve/main/m.gguf", "HTTP://a/m.gguf"])
+def test_an_address_is_no_path(name):
+    with pytest.raises(ModelError, match="is an address: download the file"):
+        load(name)
+
+
+def test_a_path_with_a_null_character_is_no_file():
+    with pytest.raises(ModelError, match="there is no file"):
+        load("a\0b.gguf")
+
+
+def test_any_name_of_a_file_is_a_path(whole, tmp_path):
+    for name in ("mit Leerzeichen – 日本.gguf", os.fsdecode(b"bad\xff.gguf")):
+        try:
+            (tmp_path / name).write_bytes(whole.read_bytes())
+        except (OSError, UnicodeError):  # where names of files are Unicode
+            continue
+        assert load(tmp_path / name, runner="gguf").vocab_size == 32
+
+
 def test_an_embedding_model_is_refused(files):
     _, path = files("embedding", tiny_llama, None, llama__pooling_type=1)
     with pytest.raises(ModelError, match=r"embedding model .* writes no text"):
@@ -117,6 +169,17 @@ def test_a_folder_with_one_file_is_that_file_and_one_with_two_is_ambiguous(whole
         load(tmp_path)
 
 
+def test_a_config_without_weights_and_a_projector_leave_a_folder_its_one_file(whole, tmp_path):
+    """As in folders of the hub that hold both."""
+    (tmp_path / "a.GGUF").write_bytes(whole.read_bytes())
+    (tmp_path / "a-mmproj-f16.gguf").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert load(tmp_path).vocab_size == 32
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match="SafetensorError"):  # the checkpoint is meant
+        load(tmp_path)
+
+
 def test_a_file_is_known_by_its_beginning_where_it_has_no_ending(whole, tmp_path):
     (tmp_path / "sha256-0123").write_bytes(whole.read_bytes())
     assert load(tmp_path / "sha256-0123").vocab_size == 32
@@ -151,6 +214,12 @@ def test_a_model_in_parts_is_loaded_from_any_of_them_and_a_missing_one_is_named(
     for name in (first, second, tmp_path):
         model = load(name)
         assert (model.weight_bytes, model.max_length) == (one.weight_bytes, one.max_length)
+    for part in (first, second):
+        (tmp_path / part.name.upper()).write_bytes(part.read_bytes())
+    assert load(tmp_path / first.name.upper()).weight_bytes == one.weight_bytes
+    (tmp_path / "renamed.gguf").write_bytes(second.read_bytes())
+    with pytest.raises(ModelError, match=r"is part 2 of 2: .* the names that they had \(such as model-00002-of-00002"):
+        load(tmp_path / "renamed.gguf")
     second.unlink()
     with pytest.raises(ModelError, match=r"1 of them are not beside it: model-00002-of-00002\.gguf"):
         load(first)

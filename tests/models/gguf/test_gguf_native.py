@@ -459,6 +459,9 @@ def test_what_is_not_known_for_certain_is_refused(files):
     assert "rope.scale_linear = 2.0, which" in refusal(header, {"llama.rope.scale_linear": 2.0})
     assert "heads of 8 features" in refusal(header, {"llama.rope.dimension_count": 4})
     assert "head_count = [4, 2]" in refusal(header, {"llama.attention.head_count": [4, 2]})
+    for key in ("head_count", "head_count_kv"):
+        assert f"attention.{key} = 0" in refusal(header, {f"llama.attention.{key}": 0})
+    assert "name 4,000,000,000 layers, and it has" in refusal(header, {"llama.block_count": 4_000_000_000})
     assert "a tensor blk.0.other, which" in refusal(header, blk__0__other=some)
     assert "type 19 (of ggml's numbers)" in refusal(header, output__weight=replace(some, kind="19"))
     assert "output_norm.weight is [16] and not [32]" in refusal(header, output_norm__weight=replace(some, shape=(16,)))

@@ -14,6 +14,7 @@ from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, SamplingParams
 from foretoken.drafters.vocabularies import Vocabulary, shared_tokens
 from foretoken.engine.detokenizer import Detokenizer
+from foretoken.errors import PromptError
 from foretoken.models import gguf
 from foretoken.models.pairing import check_pair, difference
 from foretoken.models.wrapping import wrap
@@ -121,13 +122,30 @@ def test_prompts_and_plain_chats_do_not_wait_for_transformers_to_be_imported(fil
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def sentencepiece(path):
+def test_a_long_run_of_one_kind_of_characters_is_split_within_the_stack(files, theirs):
+    """The library calls itself for each character of a word, and would end the process."""
+    file = str(files("chatting", make, theirs)[1])
+    program = f"""if True:
+        import sys
+        from foretoken.models.gguf.handle import Handle
+        from foretoken.models.gguf.library import library
+        from foretoken.models.gguf.tokenizer import GgufTokenizer
+        params = library().model_params()
+        params.vocab_only = True
+        handle = Handle(library(), library().llama_model_load_from_file({file.encode()!r}, params))
+        tokenizer = GgufTokenizer(handle, "long", None)
+        text = "1" * 60_000
+        sys.exit(tokenizer.decode(tokenizer(text).input_ids) != text)"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def sentencepiece(path, bytes_too=256):
     """A Llama of a SentencePiece vocabulary: control tokens, bytes, and pieces with their scores."""
     module = tiny_llama(vocab_size=272)
     pieces = ["▁", "h", "e", "t", "▁t", "▁th", "▁the", "he", "."]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
-    scores = [0.0] * 259 + [-float(len(pieces) - len(piece)) for piece in pieces]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(bytes_too)), *pieces]
+    kinds = [2, 3, 3, *[6] * bytes_too, *[1] * len(pieces)]
+    scores = [0.0] * (3 + bytes_too) + [-float(len(pieces) - len(piece)) for piece in pieces]
     padding = 272 - len(tokens)
     tokens += [f"[PAD{i}]" for i in range(padding)]
 
@@ -163,6 +181,15 @@ def test_a_sentencepiece_vocabulary(tmp_path):
     parts = [detokenizer.add(token) for token in tokenizer(text).input_ids]
     assert "".join(parts) + detokenizer.finish() == text
     assert not tokenizer.joins_bytes  # the first token of a string loses its space
+
+
+def test_what_the_library_would_end_the_process_for_is_refused_or_no_text(tmp_path, model):
+    assert model.tokenizer.decode([-1, 264, 10**6]) == ""
+    tokenizer = sentencepiece(tmp_path / "pieces.gguf", bytes_too=0).tokenizer
+    assert tokenizer.decode(tokenizer("the</s>the.").input_ids, skip_special_tokens=True) == "the the."
+    for text, character in (("the é", "'é'"), ("two", "'o'"), ("the\n", r"'\\n'")):
+        with pytest.raises(PromptError, match=f"has no token for {character}, and none for its bytes: leave it out"):
+            tokenizer(text)
 
 
 def test_grammars_allow_the_same_tokens_as_with_the_other_tokenizer(model, theirs):

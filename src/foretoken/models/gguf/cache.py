@@ -14,7 +14,7 @@ from foretoken.models.gguf.context import Context, ContextOptions
 
 LOST = -1
 """In place of a sequence: the KV cache does not have the node."""
-_FIRST_SEQUENCES = 8
+FIRST_SEQUENCES = 8
 """Of a new context. llama.cpp holds logits of one token for each: 1 MiB with a vocabulary of 262,144."""
 
 
@@ -164,7 +164,7 @@ class Shard:
         cells = self._contexts.options.within(cells)
         if self.context is not None and self.context.cells >= cells and not self.lacks(sequences):
             return self.context
-        sequences = max(sequences, self._known, _FIRST_SEQUENCES)
+        sequences = max(sequences, self._known, FIRST_SEQUENCES)
         old, self.context = self.context, None
         saved = []
         if old is not None:

@@ -6,10 +6,13 @@ import ctypes
 from functools import cached_property
 from typing import Any
 
+from foretoken.errors import PromptError
 from foretoken.models.gguf.library import Library
 
 UNKNOWN, UNUSED, CONTROL, USER_DEFINED = 1 << 0, 1 << 1, 1 << 3, 1 << 4
 """Attributes of tokens, as llama.cpp numbers them."""
+SPACE = "▁"
+"""What stands for a space in names of SentencePiece's tokens."""
 
 
 class Entries:
@@ -45,6 +48,30 @@ class Entries:
         attribute = self._calls.llama_vocab_get_attr
         return [attribute(self._vocab, token) for token in range(self.size)]
 
+    @cached_property
+    def absent_bytes(self) -> frozenset[int]:
+        """Bytes that no token stands for in a SentencePiece vocabulary."""
+        return frozenset(byte for byte in range(256) if f"<0x{byte:02X}>" not in self.ids)
+
+    def check(self, text: bytes, whole: int) -> None:
+        """Refuse a character that has no token, nor have its bytes: llama.cpp ends the process.
+
+        Args:
+            text: that is to be split by a SentencePiece vocabulary.
+            whole: attributes of tokens that are found in it before.
+
+        Raises:
+            PromptError: there is one.
+        """
+        left = text.decode("utf-8", "replace")
+        for token in self.having(whole):
+            left = left.replace(self.names[token], " ")
+        for character in sorted(set(left.replace(" ", SPACE))):
+            if character not in self.ids and not self.absent_bytes.isdisjoint(character.encode()):
+                raise PromptError(
+                    f"the vocabulary has no token for {character!r}, and none for its bytes: leave it out of the text"
+                )
+
     def having(self, attributes: int) -> list[int]:
         """Tokens with at least one of some attributes."""
         return [token for token, bits in enumerate(self.attributes) if bits & attributes]
@@ -55,7 +82,9 @@ class Entries:
         return frozenset(self.having(CONTROL | UNKNOWN))
 
     def piece(self, token: int) -> bytes:
-        """The bytes of a token; special ones as they are written out."""
+        """The bytes of a token; special ones as they are written out. There are none of one outside the vocabulary."""
+        if not 0 <= token < self.size:  # llama.cpp would end the process
+            return b""
         found = self._pieces.get(token)
         if found is None:
             room = 64

@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 from foretoken.errors import ModelError
-from foretoken.models.locating import CONFIG
+from foretoken.models.locating import CONFIG, has_weights
 
 _MAGIC = b"GGUF"
 _OLDER = {b"lmgg": "GGML", b"tjgg": "GGJT", b"fmgg": "GGMF", b"algg": "GGLA"}
 """Beginnings of formats before GGUF, as they stand in a file."""
 _VERSIONS = (2, 3)
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
+_ADDRESS = re.compile(r"[a-z]{2,}:/", re.IGNORECASE)
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})(?P<of>-of-)(?P<total>\d{5})\.gguf", re.IGNORECASE)
 
 
 def find(model: str | Path) -> Path | None:
@@ -22,12 +23,12 @@ def find(model: str | Path) -> Path | None:
         None for what is none: a checkpoint's folder, a hub id.
 
     Raises:
-        ModelError: a folder has several of them, and no checkpoint.
+        ModelError: a folder has several of them, and no checkpoint's weights.
     """
     try:
         path = Path(model).expanduser()
         if path.is_dir():
-            return None if (path / CONFIG).is_file() else _only_gguf(path)
+            return None if (path / CONFIG).is_file() and has_weights(path) else _only_gguf(path)
         if path.suffix.lower() == ".gguf":
             return path
         if path.is_file():
@@ -44,9 +45,9 @@ def _only_gguf(folder: Path) -> Path | None:
     Raises:
         ModelError: there are several.
     """
-    files = sorted(folder.glob("*.gguf"))
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() == ".gguf")
     firsts = [file for file in files if (part := _PART.fullmatch(file.name)) is None or int(part["number"]) == 1]
-    firsts = [file for file in firsts if not file.name.startswith("mmproj")]
+    firsts = [file for file in firsts if "mmproj" not in file.name.lower()]
     if len(firsts) > 1:
         names = ", ".join(file.name for file in firsts[:8])
         raise ModelError(f"{folder} holds {len(firsts)} GGUF models ({names}): give the path of one")
@@ -64,7 +65,8 @@ def parts_of(path: Path) -> list[Path]:
         _check(path)
         return [path]
     total = int(match["total"])
-    parts = [path.with_name(f"{match['stem']}-{number:05d}-of-{total:05d}.gguf") for number in range(1, total + 1)]
+    names = (f"{match['stem']}-{number:05d}{match['of']}{total:05d}{path.suffix}" for number in range(1, total + 1))
+    parts = [path.with_name(name) for name in names]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         raise ModelError(
@@ -83,7 +85,9 @@ def _check(path: Path) -> None:
     try:
         with path.open("rb") as file:
             start = file.read(24)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # a null character
+        if _ADDRESS.match(str(path)):
+            raise ModelError(f"{str(path)!r} is an address: download the file, and give its path") from None
         raise ModelError(f"there is no file {str(path)!r}: check the path") from None
     except OSError as error:
         raise ModelError(f"{path} can't be read ({error.strerror}): check the file and its permissions") from error

@@ -96,7 +96,7 @@ def _read(path: Path) -> Header:
         file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
         return _Reader(file).read()
-    except (struct.error, ValueError, KeyError, OverflowError) as error:
+    except (struct.error, ArithmeticError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path} is cut off or broken: download it again ({error})") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -51,6 +52,7 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
     handle = _open(library(), parts, name, options)
     calls = handle.library
     _check_kind(handle, name)
+    header = _read_header(parts)
     own = GgufTokenizer(handle, name, partial(_tokenizer, parts, name))
     rolls_back = not (calls.llama_model_is_recurrent(handle.pointer) or calls.llama_model_is_hybrid(handle.pointer))
     kind = _kind(calls, calls.llama_model_ftype(handle.pointer))
@@ -70,7 +72,7 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
             f"n_ctx is {options.n_ctx:,}, and {name} has a table of {positions:,} positions: give at most that"
         )
     max_length = options.n_ctx or trained
-    if (original := _original_context(handle, parts, trained)) is not None:
+    if (original := _original_context(handle, header, trained)) is not None:
         if max_length > original:
             context = replace(context, cells=max(context.cells, (original // PAD + 1) * PAD))
         else:
@@ -84,7 +86,7 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
                 )
     window = max(calls.llama_model_n_swa(handle.pointer), 0) if rolls_back else 0  # else no sequence is cut to a part
     pool = ContextPool(handle, context, rows, rolls_back, len(own), positions, window)
-    has_text = _has_text(handle)
+    has_text, heads = _has_text(handle), _heads_of_keys(handle, header)
     weight_bytes, numbers = calls.llama_model_size(handle.pointer), calls.llama_model_n_params(handle.pointer)
     # Its kernels for the CPU take a row of weights for one token after another, and are mostly built for AVX2.
     share = None if calls.llama_supports_gpu_offload() else position_share(weight_bytes / max(numbers, 1), wide=False)
@@ -93,7 +95,8 @@ def load_gguf(path: Path, name: str, options: Options | None = None, tokenizer: 
         name=name,
         vocab_size=len(own),
         max_length=max_length,
-        cell_bytes=_cell_bytes(handle, TYPE_BYTES[cache_type]),
+        cell_bytes=_cell_bytes(handle, heads, TYPE_BYTES[cache_type]),
+        state_bytes=0 if rolls_back else _state_bytes(handle, heads.count(0) or len(heads)),
         tokenizer=tokenizer if tokenizer is not None else own if has_text else None,
         eos_token_ids=own.eog_token_ids if has_text else (),
         num_parameters=numbers,
@@ -161,15 +164,37 @@ def _open(calls: Library, parts: Sequence[Path], name: str, options: Options, vo
     params.load_mode = _MMAP if options.mmap else _NO_MMAP
     if options.n_gpu_layers is not None:
         params.n_gpu_layers = options.n_gpu_layers
-    paths = (ctypes.c_char_p * len(parts))(*(str(part).encode() for part in parts))
+    paths = (ctypes.c_char_p * len(parts))(*(os.fsencode(part) for part in parts))
     with calls.listening() as said:
         if len(parts) > 1:
             pointer = calls.llama_model_load_from_splits(paths, len(parts), params)
         else:
             pointer = calls.llama_model_load_from_file(paths[0], params)
     if not pointer:
-        raise _refused(calls, name, said)
+        raise _no_model(_read_header(parts).metadata, name) or _refused(calls, name, said)
     return Handle(calls, pointer)
+
+
+_NO_MODELS = {
+    "adapter": "an adapter: merge it into its model (with llama.cpp's llama-export-lora), and give the file of that",
+    "mmproj": "the part of a model that reads pictures or sounds: give the file of the model itself",
+    "imatrix": "a matrix of importance, which weights are rounded by: give the file of the model",
+}
+"""By what files say of themselves."""
+
+
+def _no_model(metadata: dict[str, Any], name: str) -> ModelError | None:
+    """The error for a file that belongs to a model, and is none."""
+    kind = "mmproj" if metadata.get("general.architecture") == "clip" else metadata.get("general.type")
+    if kind in _NO_MODELS:
+        return ModelError(f"{name} is {_NO_MODELS[kind]}")
+    count, number = metadata.get("split.count", 0), metadata.get("split.no", 0) + 1
+    if count > 1:
+        return ModelError(
+            f"{name} is part {number} of {count}: put all of them into one folder, with the names that they had "
+            f"(such as model-{number:05d}-of-{count:05d}.gguf)"
+        )
+    return None
 
 
 def _refused(calls: Library, name: str, said: Iterable[str]) -> Exception:
@@ -213,17 +238,22 @@ def _check_kind(handle: Handle, name: str) -> None:
         raise ModelError(f"{name} is a diffusion model ({architecture}), which has no next token: take another model")
 
 
-def _original_context(handle: Handle, parts: Sequence[Path], trained: int) -> int | None:
+def _read_header(parts: Sequence[Path]) -> Header:
+    """What the files of a model say; nothing where llama.cpp alone can read them."""
+    try:
+        return read_header(parts)
+    except ModelError:
+        return Header({}, {}, ())
+
+
+def _original_context(handle: Handle, header: Header, trained: int) -> int | None:
     """The longest sequence for the first of a model's two sets of rotary frequencies; None where it has but one.
 
     llama.cpp takes the second in each context with more room than that, whatever it holds, and cached keys keep the
     frequencies that they were made with. So all contexts of a model have more room, or none has: as `n_ctx` says, or
     the file. Without more, a context has one row, as they share its room.
     """
-    try:
-        if _LONG_FACTORS not in read_header(parts).tensors:
-            return None
-    except ModelError:  # which llama.cpp has read
+    if _LONG_FACTORS not in header.tensors:
         return None
     return handle.number(f"{handle.metadata('general.architecture')}.rope.scaling.original_context_length") or trained
 
@@ -235,10 +265,31 @@ def _has_position_table(handle: Handle) -> bool:
     return architecture in _POSITION_TABLES and not slopes
 
 
-def _cell_bytes(handle: Handle, type_bytes: float) -> int:
-    """Bytes of keys and values of one token."""
+def _heads_of_keys(handle: Handle, header: Header) -> list[int]:
+    """Heads of keys and values of each layer: none in one that has a state of fixed size alone."""
+    found = header.metadata.get(f"{handle.metadata('general.architecture')}.attention.head_count_kv")
+    layers, first = handle.library.llama_model_n_layer(handle.pointer), handle.library.llama_model_n_head_kv
+    return found[:layers] if isinstance(found, list) else [first(handle.pointer)] * layers
+
+
+def _cell_bytes(handle: Handle, heads: Sequence[int], type_bytes: float) -> int:
+    """Bytes of keys and values of one token, whose heads are given for each layer."""
     calls, architecture = handle.library, handle.metadata("general.architecture")
-    heads = calls.llama_model_n_head_kv(handle.pointer)
     default = calls.llama_model_n_embd(handle.pointer) // max(1, calls.llama_model_n_head(handle.pointer))
     width = sum(handle.number(f"{architecture}.attention.{part}_length") or default for part in ("key", "value"))
-    return int(calls.llama_model_n_layer(handle.pointer) * heads * width * type_bytes)
+    return int(sum(heads) * width * type_bytes)
+
+
+def _state_bytes(handle: Handle, layers: int) -> int:
+    """Bytes of a sequence's state that can't be cut: what layers of Mamba, RWKV and short convolutions keep."""
+    architecture, width = handle.metadata("general.architecture"), handle.library.llama_model_n_embd(handle.pointer)
+
+    def get(key: str) -> int:
+        return handle.number(f"{architecture}.{key}") or 0
+
+    inner, state, head = get("ssm.inner_size"), get("ssm.state_size"), get("wkv.head_size")
+    numbers = max(get("ssm.conv_kernel") - 1, 0) * (inner + 2 * get("ssm.group_count") * state) + inner * state
+    numbers += max(get("shortconv.l_cache") - 1, 0) * width
+    if head:
+        numbers += width * (head + (get("token_shift_count") or 2))
+    return 4 * numbers * layers  # float32, whatever keys and values are

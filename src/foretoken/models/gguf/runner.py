@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.models.base import Cache, Keep, LanguageModel, Scores
 from foretoken.models.chain import Chains, Draws
-from foretoken.models.gguf.cache import GgufCache, Shard
+from foretoken.models.gguf.cache import FIRST_SEQUENCES, GgufCache, Shard
 from foretoken.models.gguf.context import Context, ContextOptions
 from foretoken.models.gguf.handle import Handle
 from foretoken.models.gguf.passes import Pass, run_chain
@@ -79,6 +79,7 @@ class GgufModel(LanguageModel):
         vocab_size: logits of a token.
         max_length: most tokens of a row.
         cell_bytes: of keys and values of one token.
+        state_bytes: of a sequence's state that can't be rolled back; 0 where there is none.
         tokenizer: of the file; None where it has none.
         eos_token_ids: tokens that end the output.
         num_layers: of the model.
@@ -100,6 +101,7 @@ class GgufModel(LanguageModel):
         vocab_size: int,
         max_length: int,
         cell_bytes: int,
+        state_bytes: int,
         tokenizer: Any | None,
         eos_token_ids: tuple[int, ...],
         num_layers: int,
@@ -118,7 +120,7 @@ class GgufModel(LanguageModel):
         # A copy of a state that can't be rolled back is of no use to a row that shares less than all of it.
         self.shares_prefixes = pool.rolls_back
         self.commits_late = pool.rolls_back
-        self.cell_bytes, self.num_parameters = cell_bytes, num_parameters
+        self.cell_bytes, self.state_bytes, self.num_parameters = cell_bytes, state_bytes, num_parameters
 
     def open(self, batch_size: int) -> Cache:
         """A new cache with `batch_size` empty rows."""
@@ -127,11 +129,15 @@ class GgufModel(LanguageModel):
     def cache_bytes(self, lengths: Sequence[int]) -> int:
         """See `LanguageModel.cache_bytes`.
 
-        A context has room for half as much again as it had to grow to, and while it grows, a copy of what it had.
+        A context has room for half as much again as it had to grow to, and while it grows, a copy of what it had. It
+        has a state for each sequence, and drafts are computed on copies: each row takes two.
         """
         total, least = sum(lengths), self.pool.options.cells * -(-len(lengths) // self.pool.rows)
         grown = total + total // 2 + total if total > self.pool.options.cells else 0
-        return self.cell_bytes * max(least, grown)
+        full, rest = divmod(len(lengths), self.pool.rows)
+        most = self.pool.sequences
+        states = full * most + (min(most, FIRST_SEQUENCES if 2 * rest <= FIRST_SEQUENCES else most) if rest else 0)
+        return self.cell_bytes * max(least, grown) + self.state_bytes * states
 
     def forward(
         self,

@@ -6,16 +6,25 @@ import copyreg
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from foretoken.errors import ModelError
 from foretoken.models.encoding import Encoding
-from foretoken.models.gguf.entries import CONTROL, UNKNOWN, UNUSED, USER_DEFINED, Entries
+from foretoken.models.gguf.entries import CONTROL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Entries
 from foretoken.models.gguf.handle import Handle
+from foretoken.models.gguf.stack import call_with_stack
 from foretoken.models.plain_chat import plain_chat
 
-_SENTENCEPIECE = 1
-_SPACE = "▁"
+_SENTENCEPIECE, _BPE = 1, 2
+_LONG = 4096
+"""Bytes from which on a text is split into words in a thread with a stack of its own.
+
+For byte-level BPE llama.cpp does that, in many variants (`tokenizer.ggml.pre`), by std::regex, which calls itself for
+each character of a word: with 8 MiB of stack 27,000 digits ended the process.
+"""
+_LEAST_STACK = 1 << 20
+_STACK_PER_BYTE = 1024  # of a text; 312 were used
 _ROLES = ("bos", "eos", "eot", "sep", "pad", "mask")
 
 
@@ -53,7 +62,8 @@ class GgufTokenizer:
         self._entries = Entries(self._calls, self._vocab)
         template = self._calls.llama_model_chat_template(handle.pointer, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
-        self._sentencepiece: bool = self._calls.llama_vocab_type(self._vocab) == _SENTENCEPIECE
+        kind = self._calls.llama_vocab_type(self._vocab)
+        self._sentencepiece, self._splits_words = kind == _SENTENCEPIECE, kind == _BPE
         self._drops_space = self._sentencepiece and handle.metadata("tokenizer.ggml.add_space_prefix") != "false"
         self.joins_bytes = not self._drops_space
         self._roles = {
@@ -91,10 +101,17 @@ class GgufTokenizer:
         ]
 
     def _tokens(self, data: bytes, add_special: bool, find_special: bool) -> list[int]:
+        if self._sentencepiece and self._entries.absent_bytes:
+            self._entries.check(data, USER_DEFINED | CONTROL | UNKNOWN if find_special else USER_DEFINED)
         room = len(data) + 8
         while True:
             found = (ctypes.c_int32 * room)()
-            count = self._calls.llama_tokenize(self._vocab, data, len(data), found, room, add_special, find_special)
+            arguments = self._vocab, data, len(data), found, room, add_special, find_special
+            if self._splits_words and len(data) > _LONG:
+                call = partial(self._calls.llama_tokenize, *arguments)
+                count = call_with_stack(_LEAST_STACK + len(data) * _STACK_PER_BYTE, call)
+            else:
+                count = self._calls.llama_tokenize(*arguments)
             if count >= 0:
                 return found[:count]
             if -count <= room:
@@ -151,7 +168,7 @@ class GgufTokenizer:
             if name in known:
                 data += self._entries.piece(known[name])
             else:
-                data += name.replace(_SPACE, " ").encode() if self._sentencepiece else name.encode()
+                data += name.replace(SPACE, " ").encode() if self._sentencepiece else name.encode()
         if self._drops_space and data[:1] == b" ":
             data = data[1:]
         return data.decode("utf-8", "replace")

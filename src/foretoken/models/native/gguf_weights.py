@@ -110,6 +110,9 @@ def _refusal_of_metadata(metadata: dict[str, Any], prefix: str) -> str | None:
     missing = [key for key in _KNOWN if prefix + key not in metadata]
     if missing:
         return f"its metadata lack {prefix}{missing[0]}"
+    for part in ("attention.head_count", "attention.head_count_kv"):
+        if metadata.get(prefix + part, 1) < 1:
+            return f"its metadata have {prefix}{part} = {metadata[prefix + part]}"
     config = config_of(metadata, None)
     if config.num_attention_heads % config.num_key_value_heads:
         return f"{config.num_attention_heads} heads share {config.num_key_value_heads} keys"
@@ -124,6 +127,9 @@ def _refusal_of_metadata(metadata: dict[str, Any], prefix: str) -> str | None:
 
 
 def _refusal_of_tensors(header: Header) -> str | None:
+    layers = header.metadata[f"{header.metadata['general.architecture']}.block_count"]
+    if layers > len(header.tensors):  # broken: names of a billion layers would take all memory
+        return f"its metadata name {layers:,} layers, and it has {len(header.tensors):,} tensors"
     spec = spec_of(config_of(header.metadata, header))
     source = GgufSource(header, spec)
     expected = expected_shapes(spec)
