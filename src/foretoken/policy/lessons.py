@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp
 
 from foretoken.policy.acceptance import PREDICTION, Kind
@@ -22,6 +23,7 @@ def is_heard(number: int) -> bool:
     return number % _HEARD == 0
 
 
+@dataclass
 class Lessons:
     """Learns from rounds of all requests of an engine.
 
@@ -39,25 +41,22 @@ class Lessons:
         charged: the account of the last drafts, 0 or 1: it pays for padding.
     """
 
-    def __init__(
-        self,
-        kinds: Sequence[Kind],
-        free: Sequence[bool],
-        costs: Costs,
-        *,
-        given: bool,
-        guards: tuple[Guard, Guard],
-        asking: Guard,
-        rests: Rests,
-    ) -> None:
-        self.kinds, self.free, self.costs, self.given = kinds, free, costs, given
-        self.guards, self.asking, self.rests = guards, asking, rests
+    kinds: Sequence[Kind]
+    free: Sequence[bool]
+    costs: Costs
+    given: bool
+    guards: tuple[Guard, Guard]
+    asking: Guard
+    rests: Rests
+    awake: float = 0.0
+    charged: int = 0
+
+    def __post_init__(self) -> None:
         self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
         # The last wide pass had a prompt in it, or drafts of rows that have accounts of their own: padding to it is no
         # loss to `guards`.
         self._widened = False
         self._several = False  # the last round was of several passes
-        self.awake, self.charged = 0.0, 0
 
     def rested(self, rounds: int, rows: int) -> None:
         """So many rounds are over in which all rows rested; what padding took was charged before, if there was any."""

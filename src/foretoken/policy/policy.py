@@ -59,9 +59,9 @@ from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.decision import Decision
 from foretoken.policy.lessons import Lessons
-from foretoken.policy.request import LARGEST, Request, Row
-from foretoken.policy.rests import Kept, Rests
-from foretoken.policy.steady import Prices, prices_of
+from foretoken.policy.request import LARGEST, LONGEST, Request, Row
+from foretoken.policy.rests import Rests
+from foretoken.policy.steady import KEPT, MODELS, MOST, Kept, Prices
 from foretoken.policy.widths import Widths
 
 
@@ -108,16 +108,8 @@ class Policy:
         self._widths = Widths()
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.rests = Rests(self.costs, self._models, self.guards[1], self.passes)
-        self.lessons = Lessons(
-            self.kinds,
-            self.free,
-            self.costs,
-            given=self.given,
-            guards=self.guards,
-            asking=self.asking,
-            rests=self.rests,
-        )
-        self._kept = Kept(self.guards[1])
+        self.lessons = Lessons(self.kinds, self.free, self.costs, self.given, self.guards, self.asking, self.rests)
+        self._kept: Kept | None = None
         self._decided: tuple[tuple[int, int, int], Decision] | None = None  # the last one on copies, and what it is of
         self.extends = self.extends or [False] * len(self.kinds)
 
@@ -241,43 +233,68 @@ class Policy:
                 Decision([row], self.kinds, self._models, self.extends, by_itself=True)
         if not shared:
             return 0
-        alone = len(shared) == len(rows) and not beside
+        row, whole = shared[0], len(shared) == len(rows) and not beside
+        alone = whole and len(shared) == 1
         widths = None if passes is None or len(shared) < len(rows) else (self._widths, *passes)
-        if alone and len(shared) == 1 and not self._models:
-            if passes is None and not shared[0].offers:
+        if alone and not self._models:
+            if passes is None and not row.offers:
                 return 0  # there is nothing to choose
             # Rounds of copies at held prices decide on one row until it is learnt from. The decision holds row and
             # table, so that no other object has their ids meanwhile.
-            by = id(shared[0]), id(self.costs.table(1, LARGEST)), self.rests.now
+            by = id(row), id(self.costs.table(1, LARGEST)), self.rests.now
             if self._decided is not None and self._decided[0] == by:
                 self._decided[1].decide(widths, self.lessons.charged)
             else:
                 self._decided = by, Decision(shared, self.kinds, (), self.extends, widths, 0, self.lessons.charged)
             return self._decided[1].width
-        last = 0 if passes is None else passes[0]
-        kept = self._kept.take(shared, self.rests.now, last) if alone else None
-        if kept is not None:
-            return kept
+        last, kept = 0 if passes is None else passes[0], self._kept
+        if alone and kept is not None and kept.serves(row, self.rests.now, last):
+            row.chosen, row.lasts = kept.choice, kept.lasts
+            return kept.width
         models = self._models if self.rests.considers else ()
         decision = Decision(shared, self.kinds, models, self.extends, widths, beside, self.lessons.charged)
-        width = decision.width
         if models:
             self.rests.too_many = self.rests.sharing if decision.beyond else 0
-        if alone:
-            self._kept.put(shared, self.rests.now, width, models)
-        return width
+        if whole:
+            request, chosen = row.request, row.chosen
+            serves = alone and chosen.drafter in models and not (chosen.copied or request.looking or request.hoping)
+            until = self.rests.now + KEPT
+            self._kept = Kept(request, until, chosen, decision.width, row.lasts) if serves else None
+        return decision.width
 
     def prices(self, row: Row, least: float) -> Prices | None:
-        """What the next rounds of a row by itself may go by, if any: `Lessons.learn_together` is told of these.
+        """What the next rounds of a row by itself may go by: `Lessons.learn_together` is told of these.
+
+        If free drafters may draft beside a model, its rounds are alike until these are asked again.
 
         Args:
             row: of a round that was decided.
             least: what `ask` gave for it.
+
+        Returns:
+            None if each of these rounds is to be decided.
         """
-        chosen = row.chosen
+        request, chosen, tokens = row.request, row.chosen, 0
         model = chosen.tokens > 0 and not chosen.copied and not self.free[chosen.drafter]
-        apart = self.given or row.request.costs is not self.costs or (self._models and not model)
-        return None if apart else prices_of(row, least, self.costs, model=model)
+        if self.given or request.costs is not self.costs or (self._models and not model):
+            return None
+        table = self.costs.table(1, LARGEST)
+        rho = max(request.pace.of(request.above[0]), 1.0) / table.plain
+        if model:
+            if request.looking or not row.lasts:
+                return None
+            tokens, guard, most = chosen.tokens, self.guards[1], MODELS
+            lost = table.extra[tokens] + table.calls[chosen.drafter][tokens]
+            acceptance = request.acceptance[chosen.drafter]
+            seen = acceptance.judged + min((acceptance.engine.judged - acceptance.judged) // 2, MODELS)
+        elif not request.asked or not request.copying.earns or request.missed is not None or row.refused:
+            return None
+        else:
+            guard, most, seen = self.guards[0], MOST, request.rounds
+            lost = table.extra[LONGEST] + table.asking[0]
+        spare = min(guard.balance, guard.hopes) if request.hoping else guard.balance
+        rounds = min(most, int(spare * table.plain / max(lost + table.apart, 1e-9)), seen // 2)
+        return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
