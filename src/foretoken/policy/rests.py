@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from math import exp
 
-from foretoken.policy.account import SHARE, Guard
+from foretoken.policy.account import SHARE
 from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.request import Request, Row
 
@@ -46,7 +46,6 @@ class Rests:
     Args:
         costs: of rows that share them: others are decided each by itself.
         models: indices of the drafters that are not free.
-        guard: the account of models.
         passes: how many plain passes of a row by itself go together in one round: its rests end where such rounds do.
 
     Attributes:
@@ -56,8 +55,8 @@ class Rests:
         too_many: as many of them as no draft of a model can pay in (`Decision.beyond`), by the last decision; else 0.
     """
 
-    def __init__(self, costs: Costs, models: Sequence[int], guard: Guard, passes: int = 1) -> None:
-        self._costs, self._models, self._guard, self._passes = costs, models, guard, passes
+    def __init__(self, costs: Costs, models: Sequence[int], passes: int = 1) -> None:
+        self._costs, self._models, self._passes = costs, models, passes
         self.now, self.considers, self.too_many, self.sharing = 0, True, 0, 0
         self._considered, self._considered_rows = -1, 0  # the round in which they last were, and its rows
         self._rest_of_models = 0  # before which they are not considered, unless most requests are new, or have left
@@ -106,9 +105,8 @@ class Rests:
     def _with_new(self, requests: Sequence[Request], rest: list[bool]) -> list[bool]:
         """The same where requests that begin in a large batch, of which all others rest, wait until those wake."""
         awake = [request for request, rests in zip(requests, rest, strict=True) if not rests]
-        if 2 * len(awake) > len(requests) or not all(
-            one.waits and one.is_new and one.costs is self._costs for one in awake
-        ):
+        new = all(one.waits and not (one.rounds or one.rests_until) and one.costs is self._costs for one in awake)
+        if 2 * len(awake) > len(requests) or not new:
             return rest
         until = self._until(1, len(requests), begun=False)
         for request in awake:
@@ -168,15 +166,11 @@ class Rests:
             hopeless = self.too_many > 0 or (count == 1 and rows[0].hopeless == sys.maxsize)
             most = min(_HOPELESS_REST if hopeless else _LONG_REST, round(worth) - 1)
             least = min(_REST, len(rows) - 1)
-            looked_at = self._models if self._guard.spare > 0.0 and not self.too_many else ()
             for row in rows:
                 row.request.considered = now
-                dues = (row.request.looks[at].due for at in looked_at)
                 longest = max(least, min(most, row.hopeless or 2**self._idle - 1))
-                # A look that was useful is due again at once; others that are overdue could not be paid for.
-                least_due = 0 if looked and row.chosen.tokens else row.request.rounds
-                left = (max(due - row.request.rounds, 0) for due in dues if due >= least_due)
-                waits.append(min([longest, *left]))
+                left = self._looks_left(row.request, 0 if looked and row.chosen.tokens else row.request.rounds)
+                waits.append(min([longest, *(() if self.too_many else left)]))
             wanted = any(row.request.copied and not row.request.copying.rounds_left(row.request.rounds) for row in rows)
             next_too = drafted and (wanted or not all(row.hopeless == sys.maxsize for row in rows))
             self._rest_of_models = 0 if next_too else self._until(round(sum(waits) / len(waits)), count, begun)
@@ -226,15 +220,20 @@ class Rests:
             costs = request.costs
             worth = int((costs.copy(1) + time_apart(costs, 1)) / (2.0 * SHARE))
             first = max(1, worth // _REST)
-            looked_at = self._models if request.guards[1].spare > 0.0 else ()
-            dues = (request.looks[at].due - request.rounds for at in looked_at)
             longer = row.hopeless or first * (2**request.idle - 1)
             longest = _HOPELESS_REST if hopeless else _LONG_REST
-            # A look that was useful is due again at once; others that are overdue could not be paid for.
-            left = (max(due, 0) for due in dues if due >= -looked)
+            left = self._looks_left(request, request.rounds - looked)
             most = min([max(_REST, min(longest, worth)), longer, *left])
         rounds = min(most, request.copying.rounds_left(request.rounds)) if request.copied else most
         request.rests_alone = self._whole(rounds, not drafted and not request.drafted)
+
+    def _looks_left(self, request: Request, least: int) -> list[int]:
+        """Rounds before each look at a model.
+
+        A look that was useful is due again at once; others, due before round `least`, could not be paid for.
+        """
+        looks = [request.looks[at] for at in self._models] if request.guards[1].spare > 0.0 else []
+        return [max(look.due - request.rounds, 0) for look in looks if look.due >= least]
 
     def _whole(self, rounds: int, begun: bool) -> int:
         """A rest of a row by itself, at least so long, that ends with a round of several passes if it has one.
