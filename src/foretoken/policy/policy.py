@@ -107,7 +107,7 @@ class Policy:
         self._copying = {sampled: Copying(sampled=sampled, account=self.asking) for sampled in (False, True)}
         self._widths = Widths()
         self._models = [at for at, free in enumerate(self.free) if not free]
-        self.rests = Rests(self.costs, self._models, self.passes)
+        self.rests = Rests(self.costs, self._models, self.guards[1], self.passes)
         self.lessons = Lessons(self.kinds, self.free, self.costs, self.given, self.guards, self.asking, self.rests)
         self._kept: Kept | None = None
         self._decided: tuple[tuple[int, int, int], Decision] | None = None  # the last one on copies, and what it is of

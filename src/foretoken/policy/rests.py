@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from math import exp
 
-from foretoken.policy.account import SHARE
+from foretoken.policy.account import SHARE, Guard
 from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.request import Request, Row
 
@@ -46,6 +46,7 @@ class Rests:
     Args:
         costs: of rows that share them: others are decided each by itself.
         models: indices of the drafters that are not free.
+        guard: the account of models.
         passes: how many plain passes of a row by itself go together in one round: its rests end where such rounds do.
 
     Attributes:
@@ -55,8 +56,8 @@ class Rests:
         too_many: as many of them as no draft of a model can pay in (`Decision.beyond`), by the last decision; else 0.
     """
 
-    def __init__(self, costs: Costs, models: Sequence[int], passes: int = 1) -> None:
-        self._costs, self._models, self._passes = costs, models, passes
+    def __init__(self, costs: Costs, models: Sequence[int], guard: Guard, passes: int = 1) -> None:
+        self._costs, self._models, self._guard, self._passes = costs, models, guard, passes
         self.now, self.considers, self.too_many, self.sharing = 0, True, 0, 0
         self._considered, self._considered_rows = -1, 0  # the round in which they last were, and its rows
         self._rest_of_models = 0  # before which they are not considered, unless most requests are new, or have left
@@ -169,8 +170,9 @@ class Rests:
             for row in rows:
                 row.request.considered = now
                 longest = max(least, min(most, row.hopeless or 2**self._idle - 1))
-                left = self._looks_left(row.request, 0 if looked and row.chosen.tokens else row.request.rounds)
-                waits.append(min([longest, *(() if self.too_many else left)]))
+                since = 0 if looked and row.chosen.tokens else row.request.rounds
+                left = () if self.too_many else self._looks_left(row.request, self._guard, since)
+                waits.append(min([longest, *left]))
             wanted = any(row.request.copied and not row.request.copying.rounds_left(row.request.rounds) for row in rows)
             next_too = drafted and (wanted or not all(row.hopeless == sys.maxsize for row in rows))
             self._rest_of_models = 0 if next_too else self._until(round(sum(waits) / len(waits)), count, begun)
@@ -222,18 +224,18 @@ class Rests:
             first = max(1, worth // _REST)
             longer = row.hopeless or first * (2**request.idle - 1)
             longest = _HOPELESS_REST if hopeless else _LONG_REST
-            left = self._looks_left(request, request.rounds - looked)
+            left = self._looks_left(request, request.guards[1], request.rounds - looked)
             most = min([max(_REST, min(longest, worth)), longer, *left])
         rounds = min(most, request.copying.rounds_left(request.rounds)) if request.copied else most
         request.rests_alone = self._whole(rounds, not drafted and not request.drafted)
 
-    def _looks_left(self, request: Request, least: int) -> list[int]:
-        """Rounds before each look at a model.
+    def _looks_left(self, request: Request, guard: Guard, since: int) -> list[int]:
+        """Rounds before each look at a model, if there may be any.
 
-        A look that was useful is due again at once; others, due before round `least`, could not be paid for.
+        A look that was useful is due again at once; others, due before round `since`, could not be paid for.
         """
-        looks = [request.looks[at] for at in self._models] if request.guards[1].spare > 0.0 else []
-        return [max(look.due - request.rounds, 0) for look in looks if look.due >= least]
+        looks = [request.looks[at] for at in self._models] if guard.spare > 0.0 else []
+        return [max(look.due - request.rounds, 0) for look in looks if look.due >= since]
 
     def _whole(self, rounds: int, begun: bool) -> int:
         """A rest of a row by itself, at least so long, that ends with a round of several passes if it has one.
