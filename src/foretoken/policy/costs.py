@@ -205,9 +205,12 @@ class Costs:
             self.alone = widths
             self._tables.clear()
 
-    def round(self, positions: int, changed: bool) -> float:
-        """Seconds of a round with a pass over so many positions, its width changed or not."""
-        return self.target(positions) + self.change * changed
+    def round(
+        self, positions: int, units: int = 0, calls: Sequence[tuple[int, int, int, int, float]] = (), *, changed: bool
+    ) -> float:
+        """Seconds of a round with these calls (as for `record`) and so many rows and tokens of free drafters."""
+        passed = self.target(positions) + self.change * changed + self.copy(units)
+        return passed + sum([self.draft(*call[:4]) for call in calls])
 
     def is_first(self, positions: int, calls: Sequence[tuple[int, int, int, int, float]]) -> bool:
         """Whether a round's pass, or one of its calls (as for `record`), is the first one of about its size."""

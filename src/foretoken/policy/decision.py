@@ -189,21 +189,18 @@ class Decision:
         longest, emitted = min(room, row.most, LONGEST), row.request.emitted if emitted is None else emitted
         return self._chains(acceptance, longest, emitted, self.worths[row_at] if self.worths else None, hoping=hoping)
 
-    def _pace_of_models(self, options: dict[int, list[list[Option]]]) -> float:
-        """The best pace of any model alone; 1 if none beats plain decoding."""
-        return max((self._pace_alone(drafter, each) for drafter, each in options.items()), default=1.0)
-
-    def _pace_alone(self, drafter: int, options: list[list[Option]]) -> float:
-        """The best pace of one model that drafts as many tokens in every row, as far as it may; 1 at least."""
-        count, best, plain, apart = len(self.rows), 0.0, self.table.plain, self.table.apart
-        share = 1.0 + self.costs.drafters[drafter].row * (count - 1)
-        for at in range(max(map(len, options))):
-            drafts = [(row, each[min(at, len(each) - 1)]) for row, each in zip(self.rows, options, strict=True) if each]
-            length = max(draft.tokens for _, draft in drafts)
-            right = (row.weight * draft.accepted for row, draft in drafts)
-            took = plain + apart + count * self.table.extra[length] + self.table.calls[drafter][length] * share
-            best = max(best, (self.base + sum(right) / self.count) * plain / took)
-        return max(best, 1.0)
+    def _pace_of_models(self, drafts: dict[int, list[list[Option]]]) -> float:
+        """The best pace of one model that drafts as many tokens in every row, as far as it may; 1 if none is faster."""
+        count, best, plain, apart = len(self.rows), 1.0, self.table.plain, self.table.apart
+        for drafter, options in drafts.items():
+            share, calls = 1.0 + self.costs.drafters[drafter].row * (count - 1), self.table.calls[drafter]
+            for at in range(max(map(len, options))):
+                each = [(row, of[min(at, len(of) - 1)]) for row, of in zip(self.rows, options, strict=True) if of]
+                length = max(draft.tokens for _, draft in each)
+                right = (row.weight * draft.accepted for row, draft in each)
+                took = plain + apart + count * self.table.extra[length] + calls[length] * share
+                best = max(best, (self.base + sum(right) / self.count) * plain / took)
+        return best
 
     def _copied(self, *, fitting: bool) -> list[Joint]:
         """Drafts that are made already, the empty one first; fills in each row's best use of them alone.

@@ -141,8 +141,7 @@ class Lessons:
         self._prompted, self._count = seconds is None, count
         if self._prompted or drafting:  # prompts and drafts of one round are one pass
             self._widened = self._prompted or not any([row.request.costs is costs for row in drafting])
-        planned = costs.round(positions, changed) + costs.copy(asked + offered)
-        planned += sum([costs.draft(*call[:4]) for call in calls]) if calls else 0.0
+        planned = costs.round(positions, asked + offered, calls, changed=changed)
         first = costs.is_first(positions, calls)
         if first and total is not None and (not costs.anchored or total * scale > planned):
             total = None
@@ -216,8 +215,7 @@ class Lessons:
             changing = costs.change if one.changed and self._prompted else 0.0
             calls = [(model, one.tokens, 1, 0, one.call)] if models else []
             copied = (0, 0, 0.0) if models else (1, one.offered, one.copied)
-            whole = costs.round(one.positions, one.changed) + costs.copy(copied[0] + copied[1])
-            whole += costs.draft(model, one.tokens, 1, 0) if models else 0.0
+            whole = costs.round(one.positions, copied[0] + copied[1], calls, changed=one.changed)
             first, scale = costs.is_first(one.positions, calls), exp(-costs.drift.value)
             padded = one.positions > 1 or one.changed
             drafted = bool(calls) or one.tokens > 0 or (padded and not self._widened)
