@@ -184,13 +184,11 @@ class EngineRates:
         if self.kind.useless:
             more = -log(_HARD) if accepted == 0 else log(_RIGHT / (1.0 - _HARD))
             self._odds = min(max(self._odds + more, -2.0 * _SURE), _SURE)
-        judged = range(level - 1, level - 1 + min(accepted + 1, tried))
         expected = 0.0
-        for depth, at in enumerate(judged):
-            hazard = self._shipped[min(at, LEVELS - 1)]
-            if emitted + depth < BEGINNING:
-                hazard *= self.kind.beginning
-            self._levels[min(at, LEVELS - 1)].add(float(at == level - 1 + accepted), hazard, ENGINE_MEMORY)
+        for depth in range(min(accepted + 1, tried)):
+            at = min(level - 1 + depth, LEVELS - 1)
+            hazard = self._shipped[at] * (self.kind.beginning if emitted + depth < BEGINNING else 1.0)
+            self._levels[at].add(float(depth == accepted), hazard, ENGINE_MEMORY)
             expected += hazard
         self.all.add(float(accepted < tried), expected, ENGINE_MEMORY)
 

@@ -73,13 +73,13 @@ class Guard:
         self.spare = min(self.spare + 2.0 * share + gain * looked, CREDIT)
         self.hopes = min(self.hopes + share + gain * hoped, CREDIT)
 
-    def recover(self, rounds: int) -> None:
-        """So many rounds are over that it pays nothing for: it gains up to what it began with."""
-        self.balance = max(self.balance, min(self.balance + SHARE * rounds, CREDIT))
+    def earn(self, rounds: float) -> None:
+        """It is given so many plain rounds, up to what it began with."""
+        self.balance = max(self.balance, min(self.balance + rounds, CREDIT))
 
     def begin(self, among: int) -> None:
         """A request begins, in a round of so many rows."""
-        self.balance = max(self.balance, min(self.balance + GRANT / among, CREDIT))
+        self.earn(GRANT / among)
 
     def miss(self, gain: float) -> None:
         """A draft that could not be paid for would have gained so much; the account gains it once it is `EARNED`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp
 
 from foretoken.policy.acceptance import PREDICTION, Kind
-from foretoken.policy.account import PACE, Guard
+from foretoken.policy.account import PACE, SHARE, Guard
 from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.lines import LONGER
 from foretoken.policy.request import Request, Row, fell_behind, miss, planned_alone
@@ -60,7 +60,7 @@ class Lessons:
         self._prompted, self._count = False, rows
         for guard in self.guards:
             guard.settle(float(rounds), float(rounds))
-        self.asking.recover(rounds)
+        self.asking.earn(SHARE * rounds)
 
     def rested_together(
         self, passes: int, rows: int, seconds: float, *, padding: int = 0, changed: bool = False, within: bool = True
@@ -248,7 +248,7 @@ class Lessons:
         one whoever is asked. Another round has None: it pays nothing.
         """
         if seconds is None:
-            return self.asking.recover(1)
+            return self.asking.earn(SHARE)
         apart = time_apart(self.costs, 1) if prompted else 0.0
         self.asking.settle(max(seconds - apart, 0.0) / self.costs.plain(1), float(emitted[0]))
 

@@ -16,35 +16,27 @@ and the estimates are, requests that would take T plain rounds lose at most
     SHARE T + CREDIT + G
 
 plain rounds by each of two accounts from an engine's first request on, and with `HELD` in place of `CREDIT` from any
-later one on: one of free drafters, one of models. For models G is `GRANT` for each request, since a hard request is no
-verdict on the next one. For free drafters it is what drafts would have gained that the account could not pay for. Their
-tokens are known, and so is whether they were emitted (`Missed`): copies that were of no use at first may be later, and
-the account gains what they would have gained, once that is `EARNED`. So it is above 0 only where more drafts would have
-been faster. Of a batch the row counts that has fallen behind plain decoding most: drafts that speed one request up slow
-all others down. Where a model drafts, what that row is behind the mean by chance is not charged, up to
-`request._CHANCE` plain rounds.
+later one on: one of free drafters, one of models. For models G is `GRANT` for each request. For free drafters it is
+what drafts would have gained that the account could not pay for (`Missed`): it is above 0 only where more drafts would
+have been faster. Of a batch the row counts that has fallen behind plain decoding most (`fell_behind`): drafts that
+speed one request up slow all others down.
 
 Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
 that drafted last, unless a prompt was in the pass that was wide. Free drafters take time in every row for which they
-are asked, too, and a round that asks has one pass: they are asked where their drafts gain as much (`Copying`), and else
-at intervals. What rows by themselves lose by rounds that ask, whether they draft or not, is charged to a third account.
-While it owes anything, no such row asks at intervals, and no draft that could not be paid for is followed. It owes
-`OWED` at most: what a passage loses beyond that, since its drafts had gained as much on average, is forgiven. (A row
+are asked, too, and a round that asks has one pass: they are asked where their drafts gain as much, and else at
+intervals (`Copying`). What rows by themselves lose by rounds that ask, whether they draft or not, is charged to a third
+account, which owes `OWED` at most. While it owes anything, no draft that could not be paid for is followed. (A row
 whose grammar forces it to take one pass is charged as others are.) All this counts the measured time of a round only up
 to `LONGER` times its planned time: a longer round is put down to other work on the machine. The first pass or call of
 about a size prepares kernels and memory, once: its time is learnt from only if it is less than expected, and the
 account is charged no more than that. A few such rounds would otherwise use up the account of models before one pays.
 
-Where all rounds of a row by itself draft, nothing tells what plain decoding takes: after `rests._UNSEEN` of them it has
-a few plain rounds, unless it emits more than `rests._DOUBTFUL` tokens in the time of what is believed to be one.
-
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
 all looks together lose 2 `SHARE` T + `LOOKS` and one look at most. A model that was right before is hoped to be better
-than was found, too, in a row by itself that would be plain: it drafts what pays if it is wrong less often by `HOPE`
-standard deviations, which are little once it has drafted much. All hopes lose `SHARE` T + `HOPES` and one of them at
-most, besides what they gained before. Drafts that are made without a model are judged in every round in which they are,
-whether they are verified or not, by what the target emits.
+than was found, too, in a row by itself that would be plain (`acceptance.HOPE`). All hopes lose `SHARE` T + `HOPES` and
+one of them at most, besides what they gained before. Drafts that are made without a model are judged in every round in
+which they are, whether they are verified or not, by what the target emits.
 """
 
 from __future__ import annotations
@@ -158,10 +150,7 @@ class Policy:
         return request
 
     def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
-        """Of each row of a round: whether it was decided before that it is plain (`Rests.resting`).
-
-        Such rows are none of those of `ask`, `choose` and `Lessons.learn`.
-        """
+        """Of each row of a round: whether it was decided before that it is plain (`Rests.resting`)."""
         return self.rests.resting(requests, fixed)
 
     @property

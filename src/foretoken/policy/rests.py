@@ -66,7 +66,7 @@ class Rests:
     def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
         """Of each row of a round: whether it was decided before that it is plain.
 
-        Such rows are none of those of `ask`, `choose` and `learn`.
+        Such rows are none of those of `Policy.ask`, `Policy.choose` and `Lessons.learn`.
 
         Args:
             requests: of the rows.
@@ -238,11 +238,9 @@ class Rests:
         return [max(look.due - request.rounds, 0) for look in looks if look.due >= since]
 
     def _whole(self, rounds: int, begun: bool) -> int:
-        """A rest of a row by itself, at least so long, that ends with a round of several passes if it has one.
+        """A rest of a row by itself, of `rounds` at least, that ends with a round of several passes if it has one.
 
-        Args:
-            rounds: of rest.
-            begun: its first passes go together with the pass of this round.
+        With `begun`, its first passes go together with the pass of this round.
         """
         total = rounds + begun
         return rounds + -total % self._passes if self._passes <= total < sys.maxsize else rounds
