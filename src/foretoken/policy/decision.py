@@ -132,13 +132,7 @@ class Decision:
         return sum([self.table.extra[choice.tokens + choice.copied] for choice in joint.choices])
 
     def _fitting(
-        self,
-        copied: list[Joint],
-        with_models: list[Joint],
-        widths: Widths,
-        last: int,
-        least: int,
-        charged: int,
+        self, copied: list[Joint], with_models: list[Joint], widths: Widths, last: int, least: int, charged: int
     ) -> Joint:
         """What is best in the width that serves best over the rounds; sets `width`."""
         rows, change, rho, table = self.count, self.costs.change, self.rho, self.table.extra
