@@ -77,11 +77,6 @@ class Kind:
     beginning: float = 1.0
     useless: float = 0.0
 
-    def hazards(self, level: int, count: int) -> list[float]:
-        """Rejection rates of `count` levels, the first of them `level`, counted from 1."""
-        rates = self.rates[level - 1 : level - 1 + count]
-        return [1.0 - rate for rate in (*rates, *(self.rates[-1:] * (count - len(rates))))]
-
     def accepted(self, nodes: int) -> float:
         """Tokens that are accepted of a tree of so many nodes; assumed to grow with the logarithm of their number."""
         return 0.6 * log2(1 + nodes)
@@ -140,7 +135,7 @@ class EngineRates:
         self.all = Factor(observed * share, expected * share)
         self.judged = 0
         self._levels = [Factor() for _ in range(LEVELS)]
-        self._shipped = kind.hazards(1, LEVELS)
+        self._shipped = [1.0 - rate for rate in (kind.rates + kind.rates[-1:] * LEVELS)[:LEVELS]]
         # A token that is right shows that the drafter is of use: the first one's rate alone has that chance in it.
         self._shipped[0] = 1.0 - (1.0 - self._shipped[0]) / (1.0 - kind.useless)
         self._hazards: list[float] = []
@@ -189,13 +184,11 @@ class EngineRates:
         if self.kind.useless:
             more = -log(_HARD) if accepted == 0 else log(_RIGHT / (1.0 - _HARD))
             self._odds = min(max(self._odds + more, -2.0 * _SURE), _SURE)
-        judged = range(level - 1, level - 1 + min(accepted + 1, tried))
         expected = 0.0
-        for depth, at in enumerate(judged):
-            hazard = self._shipped[min(at, LEVELS - 1)]
-            if emitted + depth < BEGINNING:
-                hazard *= self.kind.beginning
-            self._levels[min(at, LEVELS - 1)].add(float(at == level - 1 + accepted), hazard, ENGINE_MEMORY)
+        for depth in range(min(accepted + 1, tried)):
+            at = min(level - 1 + depth, LEVELS - 1)
+            hazard = self._shipped[at] * (self.kind.beginning if emitted + depth < BEGINNING else 1.0)
+            self._levels[at].add(float(depth == accepted), hazard, ENGINE_MEMORY)
             expected += hazard
         self.all.add(float(accepted < tried), expected, ENGINE_MEMORY)
 

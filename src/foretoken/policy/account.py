@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import inf
 
 SHARE = 0.005
@@ -72,13 +73,13 @@ class Guard:
         self.spare = min(self.spare + 2.0 * share + gain * looked, CREDIT)
         self.hopes = min(self.hopes + share + gain * hoped, CREDIT)
 
-    def recover(self, rounds: int) -> None:
-        """So many rounds are over that it pays nothing for: it gains up to what it began with."""
-        self.balance = max(self.balance, min(self.balance + SHARE * rounds, CREDIT))
+    def earn(self, rounds: float) -> None:
+        """It is given so many plain rounds, up to what it began with."""
+        self.balance = max(self.balance, min(self.balance + rounds, CREDIT))
 
     def begin(self, among: int) -> None:
         """A request begins, in a round of so many rows."""
-        self.balance = max(self.balance, min(self.balance + GRANT / among, CREDIT))
+        self.earn(GRANT / among)
 
     def miss(self, gain: float) -> None:
         """A draft that could not be paid for would have gained so much; the account gains it once it is `EARNED`."""
@@ -175,7 +176,6 @@ class Runs:
         self._state = 2
         self._age = 0
         self._values: tuple[list[list[float]], float] | None = None  # of the last rounds
-        self._of_new: tuple[int, int, tuple[list[list[float]], float]] | None = None  # at an age, of a request's begin
         self.known = False
 
     def add(self, foreseen: Sequence[bool], memory: float = PACE) -> None:
@@ -201,29 +201,27 @@ class Runs:
             Behind the next token if it is foreseen; if it is not; behind one that is not foreseen and follows one that
             is; and tokens for each unforeseen one.
         """
-        if not self.known:  # as it is of all others of which nothing is known
-            if above._of_new is None or above._of_new[:2] != (above._age, count):
-                above._of_new = above._age, count, self._worths(above, count)
-            self._values = above._of_new[2]
-        elif self._age < 4 * _REUSED or self._age % _REUSED == 0 or not self._values:
-            self._values = self._worths(above, count)
+        if self._age < 4 * _REUSED or self._age % _REUSED == 0 or not self._values:
+            shares = [
+                min((own[0] + PACE / 4 * before[0] / before[1]) / (own[1] + PACE / 4), 0.99)
+                for own, before in zip(self._counts, above._counts, strict=True)
+            ]
+            self._values = _worths(*shares, count)
         (foreseen, first, later), each = self._values
         return foreseen, (first if self._state == 0 else later), first, each
 
-    def _worths(self, above: Runs, count: int) -> tuple[list[list[float]], float]:
-        seen, first, later = (
-            min((own[0] + PACE / 4 * before[0] / before[1]) / (own[1] + PACE / 4), 0.99)
-            for own, before in zip(self._counts, above._counts, strict=True)
-        )
-        unforeseen = 1.0 + (1.0 - first) / max(later, 0.01)  # length of a run of these
-        mean = unforeseen / (unforeseen + 1.0 / (1.0 - seen))
-        found: list[list[float]] = []
-        for state in range(3):
-            foreseen, one, more = (float(state == other) for other in range(3))
-            values = []
-            for _ in range(count):
-                one, more = foreseen * (1.0 - seen), one * (1.0 - first) + more * (1.0 - later)
-                foreseen = 1.0 - one - more
-                values.append((one + more) / mean)
-            found.append(values)
-        return found, 1.0 / mean
+
+@lru_cache(64)  # requests of which nothing is known are alike, and share their lists
+def _worths(seen: float, first: float, later: float, count: int) -> tuple[list[list[float]], float]:
+    unforeseen = 1.0 + (1.0 - first) / max(later, 0.01)  # length of a run of these
+    mean = unforeseen / (unforeseen + 1.0 / (1.0 - seen))
+    found: list[list[float]] = []
+    for state in range(3):
+        foreseen, one, more = (float(state == other) for other in range(3))
+        values = []
+        for _ in range(count):
+            one, more = foreseen * (1.0 - seen), one * (1.0 - first) + more * (1.0 - later)
+            foreseen = 1.0 - one - more
+            values.append((one + more) / mean)
+        found.append(values)
+    return found, 1.0 / mean

@@ -182,10 +182,14 @@ class Costs:
         key = (rows, *[one.sizes for one in self.drafters])
         made, found = self._tables.get(key, (0, None))
         if found is None or self._rounds >= made + _REUSED:
-            shortest, *longer = self._seconds(1 + longest, rows)
-            extra = [0.0]
-            for seconds in longer:  # a longer draft that costs less is noise
-                extra.append(max((seconds - shortest) / rows, extra[-1]))
+            seconds, extra = self.target.up_to(1 + longest, rows), [0.0]
+            if rows == 1 and self.alone:
+                padded = [*self.alone, *range(self.alone[-1] + 1, 2 + longest)]
+                widths = [min(padded[bisect_left(padded, size)], 1 + longest) for size in range(1, 2 + longest)]
+                seconds = [seconds[width - 1] for width in widths]
+            shortest, *longer = seconds
+            for whole in longer:  # a longer draft that costs less is noise
+                extra.append(max((whole - shortest) / rows, extra[-1]))
             calls = [one.up_to(longest) for one in self.drafters]
             token = min([extra[size] / size for size in range(1, len(extra))], default=0.0)
             units = max(round(rows * self.copies), 1)  # of rows that are all asked
@@ -195,23 +199,18 @@ class Costs:
             self._tables[key] = self._rounds, found
         return found
 
-    def _seconds(self, longest: int, rows: int) -> list[float]:
-        """Of passes over 1, 2, … positions in each of so many rows."""
-        seconds = self.target.up_to(longest, rows)
-        if rows > 1 or not self.alone:
-            return seconds
-        padded = [*self.alone, *range(self.alone[-1] + 1, longest + 1)]
-        return [seconds[min(padded[bisect_left(padded, size)], longest) - 1] for size in range(1, longest + 1)]
-
     def runs_alone_at(self, widths: tuple[int, ...]) -> None:
         """Passes over one row are padded to the next of these widths from now on, where there is one."""
         if widths != self.alone:
             self.alone = widths
             self._tables.clear()
 
-    def round(self, positions: int, changed: bool) -> float:
-        """Seconds of a round with a pass over so many positions, its width changed or not."""
-        return self.target(positions) + self.change * changed
+    def round(
+        self, positions: int, units: int = 0, calls: Sequence[tuple[int, int, int, int, float]] = (), *, changed: bool
+    ) -> float:
+        """Seconds of a round with these calls (as for `record`) and so many rows and tokens of free drafters."""
+        passed = self.target(positions) + self.change * changed + self.copy(units)
+        return passed + sum([self.draft(*call[:4]) for call in calls])
 
     def is_first(self, positions: int, calls: Sequence[tuple[int, int, int, int, float]]) -> bool:
         """Whether a round's pass, or one of its calls (as for `record`), is the first one of about its size."""
@@ -247,16 +246,17 @@ class Costs:
                 more = min(max(seconds * exp(-self.drift.value) - usual, 0.0), most)
                 self.change += (more - self.change) / min(self._changes, _AVERAGED)
         elif not (behind and self.anchored):
-            self._record_pass(positions, seconds)
+            if not self.anchored and seconds > 0.0:
+                self.drift.value, self.anchored = log(seconds / self.target(positions)), True
+            self.target.record(positions, seconds, self.drift)
         rows, drafted, took = copied
         if rows:
-            units = rows + drafted
-            if self.copying is None and took > 0.0:  # half of it taken to be for the round itself
-                now = took * exp(-self.drift.value)
+            units, now = rows + drafted, took * exp(-self.drift.value)
+            if self.copying is not None:
+                self.copying.record(units, now, None)
+            elif took > 0.0:  # half of it taken to be for the round itself
                 self.copying = Line(now / 2.0, now / (2.0 * units))
                 self.copying.doubt()
-            elif self.copying is not None:
-                self.copying.record(units, took * exp(-self.drift.value), None)
             self.copies += (units / rows - self.copies) / _AVERAGED
         for drafter, tokens, rows, lag, took in calls:
             costs, now = self.drafters[drafter], took * exp(-self.drift.value)
@@ -269,11 +269,6 @@ class Costs:
                 costs.row = max(costs.row + 0.1 * min(max(share - costs.row, -0.1), 0.1), 0.0)
             else:
                 costs.record(tokens, took, self.drift)
-
-    def _record_pass(self, positions: int, seconds: float) -> None:
-        if not self.anchored and seconds > 0.0:
-            self.drift.value, self.anchored = log(seconds / self.target(positions)), True
-        self.target.record(positions, seconds, self.drift)
 
     def as_json(self) -> dict[str, Any]:
         """These costs as JSON values, as `read` takes them."""

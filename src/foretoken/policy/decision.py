@@ -83,18 +83,14 @@ class Decision:
                 for rho, worth in bounds
             )
             models = () if self.beyond else models
-        self._drafts: dict[int, list[list[Option]]] = {}  # of models
-        models_pace, pays_later, self._chains = 1.0, False, Chains()
-        if models:
-            self._drafts = {model: [self._options(at, row, model) for at, row in enumerate(rows)] for model in models}
-            models_pace = self._pace_of_models(self._drafts)
-        if models and models_pace <= 1.0:
-            if any(row.request.emitted < BEGINNING for row in rows):
-                later = {at: [self._options(one, row, at, BEGINNING) for one, row in enumerate(rows)] for at in models}
-                pays_later = self._pace_of_models(later) > 1.0
-            hopes = {at: [self._options(0, rows[0], at, hoping=True)] for at in models if self._may_hope(at)}
-            pays_later = pays_later or self._pace_of_models(hopes) > 1.0
+        self._chains = Chains()
+        self._drafts = {at: self._options(at) for at in models}
+        models_pace = self._pace_of_models(self._drafts)
         if models_pace <= 1.0:
+            begins = any(row.request.emitted < BEGINNING for row in rows)
+            later = {at: self._options(at, BEGINNING) for at in models if begins}
+            hopes = {at: self._options(at, hoping=True) for at in models if self._may_hope(at)}
+            pays_later = self._pace_of_models(later) > 1.0 or self._pace_of_models(hopes) > 1.0
             for row in rows:
                 row.hopeless = max(BEGINNING - 1 - row.request.emitted, 0) if pays_later else sys.maxsize
         pace = max(self.base, mean, models_pace)
@@ -136,13 +132,7 @@ class Decision:
         return sum([self.table.extra[choice.tokens + choice.copied] for choice in joint.choices])
 
     def _fitting(
-        self,
-        copied: list[Joint],
-        with_models: list[Joint],
-        widths: Widths,
-        last: int,
-        least: int,
-        charged: int,
+        self, copied: list[Joint], with_models: list[Joint], widths: Widths, last: int, least: int, charged: int
     ) -> Joint:
         """What is best in the width that serves best over the rounds; sets `width`."""
         rows, change, rho, table = self.count, self.costs.change, self.rho, self.table.extra
@@ -176,34 +166,34 @@ class Decision:
         self.width = widths.next(values, last, rho * change)
         return serving[self.width]
 
-    def _options(
-        self, row_at: int, row: Row, drafter: int, emitted: int | None = None, *, hoping: bool = False
-    ) -> list[Option]:
-        """Draft lengths, and accepted tokens of each; behind other than the row's emitted tokens, if given."""
-        acceptance, room = row.request.acceptance[drafter], row.room
-        if room <= 0 or drafter in row.barred:
-            return []
-        if self.kinds[drafter].trees and row.trees:
-            accepted = [(nodes, min(acceptance.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
-            return [Option(nodes, right, right, right, right) for nodes, right in accepted]
-        longest, emitted = min(room, row.most, LONGEST), row.request.emitted if emitted is None else emitted
-        return self._chains(acceptance, longest, emitted, self.worths[row_at] if self.worths else None, hoping=hoping)
+    def _options(self, drafter: int, emitted: int | None = None, *, hoping: bool = False) -> list[list[Option]]:
+        """Of each row, a model's draft lengths; behind other than the row's emitted tokens, if given."""
+        found: list[list[Option]] = []
+        worths: Sequence[Worths | None] = self.worths or [None] * len(self.rows)
+        for row, worth in zip(self.rows, worths, strict=True):
+            acceptance, room = row.request.acceptance[drafter], row.room
+            if room <= 0 or drafter in row.barred:
+                found.append([])
+            elif self.kinds[drafter].trees and row.trees:
+                accepted = [(nodes, min(acceptance.tree(nodes), room)) for nodes in NODES if nodes <= row.most]
+                found.append([Option(nodes, right, right, right, right) for nodes, right in accepted])
+            else:
+                longest, before = min(room, row.most, LONGEST), row.request.emitted if emitted is None else emitted
+                found.append(self._chains(acceptance, longest, before, worth, hoping=hoping))
+        return found
 
-    def _pace_of_models(self, options: dict[int, list[list[Option]]]) -> float:
-        """The best pace of any model alone; 1 if none beats plain decoding."""
-        return max((self._pace_alone(drafter, each) for drafter, each in options.items()), default=1.0)
-
-    def _pace_alone(self, drafter: int, options: list[list[Option]]) -> float:
-        """The best pace of one model that drafts as many tokens in every row, as far as it may; 1 at least."""
-        count, best, plain, apart = len(self.rows), 0.0, self.table.plain, self.table.apart
-        share = 1.0 + self.costs.drafters[drafter].row * (count - 1)
-        for at in range(max(map(len, options))):
-            drafts = [(row, each[min(at, len(each) - 1)]) for row, each in zip(self.rows, options, strict=True) if each]
-            length = max(draft.tokens for _, draft in drafts)
-            right = (row.weight * draft.accepted for row, draft in drafts)
-            took = plain + apart + count * self.table.extra[length] + self.table.calls[drafter][length] * share
-            best = max(best, (self.base + sum(right) / self.count) * plain / took)
-        return max(best, 1.0)
+    def _pace_of_models(self, drafts: dict[int, list[list[Option]]]) -> float:
+        """The best pace of one model that drafts as many tokens in every row, as far as it may; 1 if none is faster."""
+        count, best, plain, apart = len(self.rows), 1.0, self.table.plain, self.table.apart
+        for drafter, options in drafts.items():
+            share, calls = 1.0 + self.costs.drafters[drafter].row * (count - 1), self.table.calls[drafter]
+            for at in range(max(map(len, options))):
+                each = [(row, of[min(at, len(of) - 1)]) for row, of in zip(self.rows, options, strict=True) if of]
+                length = max(draft.tokens for _, draft in each)
+                right = (row.weight * draft.accepted for row, draft in each)
+                took = plain + apart + count * self.table.extra[length] + calls[length] * share
+                best = max(best, (self.base + sum(right) / self.count) * plain / took)
+        return best
 
     def _copied(self, *, fitting: bool) -> list[Joint]:
         """Drafts that are made already, the empty one first; fills in each row's best use of them alone.
@@ -316,7 +306,7 @@ class Decision:
         row, most = self.rows[0], 0.0
         if row.chosen.tokens or not self._may_hope(drafter):
             return False
-        for joint in self._with_model(drafter, [self._options(0, row, drafter, hoping=True)]):
+        for joint in self._with_model(drafter, self._options(drafter, hoping=True)):
             extra, change = self._extra(joint), 2.0 * self.costs.change  # to another width of passes, and back
             value = joint.worth - joint.rho * extra
             if value > most and extra + joint.spent + change <= self._affordable[1]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp
 
 from foretoken.policy.acceptance import PREDICTION, Kind
-from foretoken.policy.account import PACE, Guard
+from foretoken.policy.account import PACE, SHARE, Guard
 from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.lines import LONGER
 from foretoken.policy.request import Request, Row, fell_behind, miss, planned_alone
@@ -22,42 +23,36 @@ def is_heard(number: int) -> bool:
     return number % _HEARD == 0
 
 
+@dataclass
 class Lessons:
     """Learns from rounds of all requests of an engine.
 
     Args:
-        kinds: of the drafters.
-        free: of each drafter, whether it makes its drafts before the choice.
-        costs: measured; refined by every round.
-        given: `costs` are not to be refined.
+        kinds, free, costs, given, rests: those of the policy.
         guards: the accounts of free drafters, and of models.
         asking: the account of rounds that ask free drafters.
-        rests: which rows rest.
 
     Attributes:
         awake: seconds that decisions and what is learnt from them take, each round that is decided; drift left out.
         charged: the account of the last drafts, 0 or 1: it pays for padding.
     """
 
-    def __init__(
-        self,
-        kinds: Sequence[Kind],
-        free: Sequence[bool],
-        costs: Costs,
-        *,
-        given: bool,
-        guards: tuple[Guard, Guard],
-        asking: Guard,
-        rests: Rests,
-    ) -> None:
-        self.kinds, self.free, self.costs, self.given = kinds, free, costs, given
-        self.guards, self.asking, self.rests = guards, asking, rests
+    kinds: Sequence[Kind]
+    free: Sequence[bool]
+    costs: Costs
+    given: bool
+    guards: tuple[Guard, Guard]
+    asking: Guard
+    rests: Rests
+    awake: float = 0.0
+    charged: int = 0
+
+    def __post_init__(self) -> None:
         self._count, self._prompted = 0, False  # rows of the last round, and whether it had prompts
         # The last wide pass had a prompt in it, or drafts of rows that have accounts of their own: padding to it is no
         # loss to `guards`.
         self._widened = False
         self._several = False  # the last round was of several passes
-        self.awake, self.charged = 0.0, 0
 
     def rested(self, rounds: int, rows: int) -> None:
         """So many rounds are over in which all rows rested; what padding took was charged before, if there was any."""
@@ -65,7 +60,7 @@ class Lessons:
         self._prompted, self._count = False, rows
         for guard in self.guards:
             guard.settle(float(rounds), float(rounds))
-        self.asking.recover(rounds)
+        self.asking.earn(SHARE * rounds)
 
     def rested_together(
         self, passes: int, rows: int, seconds: float, *, padding: int = 0, changed: bool = False, within: bool = True
@@ -142,10 +137,8 @@ class Lessons:
         self._prompted, self._count = seconds is None, count
         if self._prompted or drafting:  # prompts and drafts of one round are one pass
             self._widened = self._prompted or not any([row.request.costs is costs for row in drafting])
-        planned = costs.round(positions, changed) + costs.copy(asked + offered)
-        planned += sum([costs.draft(*call[:4]) for call in calls]) if calls else 0.0
-        first = costs.is_first(positions, calls)
-        if first and total is not None and (not costs.anchored or total * scale > planned):
+        planned = costs.round(positions, asked + offered, calls, changed=changed)
+        if costs.is_first(positions, calls) and total is not None and (not costs.anchored or total * scale > planned):
             total = None
         several, self._several = self._several, False
         heard = rows or self.rests.now % _HEARD == 0
@@ -163,26 +156,23 @@ class Lessons:
         self._settle_asking(took * plain if alone else None, emitted, prompted=self._prompted)
         shared: list[tuple[Row, int]] = []
         for row, tokens in zip(rows, emitted, strict=True):
-            request, own = row.request, row.request.costs
+            request, own = row.request, row.request.costs is costs
+            each, among = (planned, count) if own else (planned_alone(row, self.free), 1)
             if request.asked:
                 source = row.chosen.source if row.chosen.copied else row.chosen.drafter
                 # Rates of copies are measured; what a prediction is worth is assumed until a draft of it is right.
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
                 # A draft of another one, or of another row, too, takes a round that plain passes can't go on in.
-                others = not used and own is costs and (positions > count or bool(calls))
+                others = not used and own and (positions > count or bool(calls))
                 right = min(tokens - 1, row.chosen.copied or row.chosen.tokens)
                 gain, real = (row.gain, row.weight * right - row.price) if used else (0.0, 0.0)
                 request.copying.gained(gain, request.rounds, real=real, spared=others)
-                if own is costs:
+                if own:
                     miss(self.guards[0], row, count, plain)
-            each, among = planned, count
-            if own is costs:
-                shared.append((row, tokens))
-                if not request.rounds:
-                    self.guards[1].begin(count)
-            else:
-                each, among = planned_alone(row, self.free), 1
-                self._settle(request.guards, [row], each, tokens, looked=request.looking, hoped=request.hoping)
+            if not own:
+                self._settle(request.guards, [row], each, tokens, request.looking, padded=False)
+            elif not request.rounds:
+                self.guards[1].begin(count)
             request.rounds += 1
             request.pace.add(tokens, each)
             request.above[0].add(tokens / among, each / among)
@@ -190,7 +180,9 @@ class Lessons:
                 request.runs.add(request.foreseen)
                 request.above[1].add(request.foreseen, 4 * PACE * among)
             looking, request.foreseen, request.looking = request.looking, (), False
-            if own is not costs:
+            if own:
+                shared.append((row, tokens))
+            else:
                 self.rests.let_alone(row, looked=looking)
                 request.drafted = row.chosen.tokens > 0
         if shared or beside:
@@ -198,8 +190,7 @@ class Lessons:
             if beside:  # rows that rest fall behind by as much
                 lost = max(lost, took - 1.0)
             padded = not self._widened and (positions > count or (changed and not given))
-            hoped = any([row.request.hoping and row.chosen.tokens > 0 for row in own_rows])
-            self._settle(self.guards, own_rows, took, took - lost, looked=looked, hoped=hoped, padded=padded)
+            self._settle(self.guards, own_rows, took, took - lost, looked, padded)
         begun = seconds is not None and positions == count and not calls and not changed
         self.rests.let(own_rows, count, drafted, deciding, looked=looked, begun=begun)
 
@@ -217,8 +208,7 @@ class Lessons:
             changing = costs.change if one.changed and self._prompted else 0.0
             calls = [(model, one.tokens, 1, 0, one.call)] if models else []
             copied = (0, 0, 0.0) if models else (1, one.offered, one.copied)
-            whole = costs.round(one.positions, one.changed) + costs.copy(copied[0] + copied[1])
-            whole += costs.draft(model, one.tokens, 1, 0) if models else 0.0
+            whole = costs.round(one.positions, copied[0] + copied[1], calls, changed=one.changed)
             first, scale = costs.is_first(one.positions, calls), exp(-costs.drift.value)
             padded = one.positions > 1 or one.changed
             drafted = bool(calls) or one.tokens > 0 or (padded and not self._widened)
@@ -252,17 +242,13 @@ class Lessons:
             pace.add(tokens / count, planned / count, count)
 
     def _settle_asking(self, seconds: float | None, emitted: Sequence[int], *, prompted: bool) -> None:
-        """Charge a round of a row by itself that asked free drafters, and no model, with all that it took.
+        """Charge a round of a row by itself that asked free drafters, and no model, with all of its `seconds`.
 
-        It has one pass whether they draft or not, beside plain passes that go together.
-
-        Args:
-            seconds: of the round; None for another round.
-            emitted: tokens of its rows.
-            prompted: a prompt was read in it: then it has one pass whoever is asked.
+        It has one pass whether they draft or not, beside plain passes that go together; where it has a prompt, it has
+        one whoever is asked. Another round has None: it pays nothing.
         """
         if seconds is None:
-            return self.asking.recover(1)
+            return self.asking.earn(SHARE)
         apart = time_apart(self.costs, 1) if prompted else 0.0
         self.asking.settle(max(seconds - apart, 0.0) / self.costs.plain(1), float(emitted[0]))
 
@@ -270,22 +256,14 @@ class Lessons:
         return any([row.chosen.tokens > 0 and not self.free[row.chosen.drafter] for row in rows])
 
     def _settle(
-        self,
-        guards: tuple[Guard, Guard],
-        rows: list[Row],
-        took: float,
-        emitted: float,
-        *,
-        looked: bool,
-        hoped: bool,
-        padded: bool = False,
+        self, guards: tuple[Guard, Guard], rows: list[Row], took: float, emitted: float, looked: bool, padded: bool
     ) -> None:
         """Charge a round to models if one of them drafted, else to free drafters; padding to who drafted last."""
-        drafted = any([row.chosen.tokens > 0 for row in rows])
-        models = drafted and self._models_drafted(rows)
+        drafted, models = any([row.chosen.tokens > 0 for row in rows]), self._models_drafted(rows)
         if guards is self.guards and drafted:
             self.charged = int(models)
         elif padded:
             models = bool(self.charged)
+        hoped = any([row.request.hoping and row.chosen.tokens > 0 for row in rows])
         guards[models].settle(took if drafted or padded else emitted, emitted, looked=looked, hoped=hoped)
         guards[not models].settle(emitted, emitted)

@@ -128,24 +128,15 @@ class Chains:
             worths: what tokens are worth (`foretoken.policy.account.Runs.worth`); None for 1.
             hoping: as for `Acceptance.reach`.
         """
-        if acceptance.judged or hoping:
-            return _chains(acceptance, longest, emitted, worths, hoping=hoping)
         key = acceptance.engine, longest, min(emitted, BEGINNING), None if worths is None else tuple(map(id, worths))
-        if key not in self._of_new:
-            self._of_new[key] = _chains(acceptance, longest, emitted, worths)
-        return self._of_new[key]
-
-
-def _chains(
-    acceptance: Acceptance,
-    longest: int,
-    emitted: int,
-    worths: Sequence[Sequence[float]] | None,
-    *,
-    hoping: bool = False,
-) -> list[Option]:
-    reach = acceptance.reach(longest, emitted=emitted, hoping=hoping)
-    foreseen = here = behind = expected = [0.0, *accumulate(reach)]
-    if worths is not None:
-        foreseen, here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in worths)
-    return [Option(at, expected[at], foreseen[at], here[at], behind[at]) for at in LENGTHS if at <= longest]
+        new = not (acceptance.judged or hoping)
+        if new and key in self._of_new:
+            return self._of_new[key]
+        reach = acceptance.reach(longest, emitted=emitted, hoping=hoping)
+        foreseen = here = behind = expected = [0.0, *accumulate(reach)]
+        if worths is not None:
+            foreseen, here, behind = ([0.0, *accumulate(map(mul, reach, each))] for each in worths)
+        made = [Option(at, expected[at], foreseen[at], here[at], behind[at]) for at in LENGTHS if at <= longest]
+        if new:
+            self._of_new[key] = made
+        return made

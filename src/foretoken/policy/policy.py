@@ -16,35 +16,27 @@ and the estimates are, requests that would take T plain rounds lose at most
     SHARE T + CREDIT + G
 
 plain rounds by each of two accounts from an engine's first request on, and with `HELD` in place of `CREDIT` from any
-later one on: one of free drafters, one of models. For models G is `GRANT` for each request, since a hard request is no
-verdict on the next one. For free drafters it is what drafts would have gained that the account could not pay for. Their
-tokens are known, and so is whether they were emitted (`Missed`): copies that were of no use at first may be later, and
-the account gains what they would have gained, once that is `EARNED`. So it is above 0 only where more drafts would have
-been faster. Of a batch the row counts that has fallen behind plain decoding most: drafts that speed one request up slow
-all others down. Where a model drafts, what that row is behind the mean by chance is not charged, up to
-`request._CHANCE` plain rounds.
+later one on: one of free drafters, one of models. For models G is `GRANT` for each request. For free drafters it is
+what drafts would have gained that the account could not pay for (`Missed`): it is above 0 only where more drafts would
+have been faster. Of a batch the row counts that has fallen behind plain decoding most (`fell_behind`): drafts that
+speed one request up slow all others down.
 
 Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
 that drafted last, unless a prompt was in the pass that was wide. Free drafters take time in every row for which they
-are asked, too, and a round that asks has one pass: they are asked where their drafts gain as much (`Copying`), and else
-at intervals. What rows by themselves lose by rounds that ask, whether they draft or not, is charged to a third account.
-While it owes anything, no such row asks at intervals, and no draft that could not be paid for is followed. It owes
-`OWED` at most: what a passage loses beyond that, since its drafts had gained as much on average, is forgiven. (A row
+are asked, too, and a round that asks has one pass: they are asked where their drafts gain as much, and else at
+intervals (`Copying`). What rows by themselves lose by rounds that ask, whether they draft or not, is charged to a third
+account, which owes `OWED` at most. While it owes anything, no draft that could not be paid for is followed. (A row
 whose grammar forces it to take one pass is charged as others are.) All this counts the measured time of a round only up
 to `LONGER` times its planned time: a longer round is put down to other work on the machine. The first pass or call of
 about a size prepares kernels and memory, once: its time is learnt from only if it is less than expected, and the
 account is charged no more than that. A few such rounds would otherwise use up the account of models before one pays.
 
-Where all rounds of a row by itself draft, nothing tells what plain decoding takes: after `rests._UNSEEN` of them it has
-a few plain rounds, unless it emits more than `rests._DOUBTFUL` tokens in the time of what is believed to be one.
-
 Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
 double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
 all looks together lose 2 `SHARE` T + `LOOKS` and one look at most. A model that was right before is hoped to be better
-than was found, too, in a row by itself that would be plain: it drafts what pays if it is wrong less often by `HOPE`
-standard deviations, which are little once it has drafted much. All hopes lose `SHARE` T + `HOPES` and one of them at
-most, besides what they gained before. Drafts that are made without a model are judged in every round in which they are,
-whether they are verified or not, by what the target emits.
+than was found, too, in a row by itself that would be plain (`acceptance.HOPE`). All hopes lose `SHARE` T + `HOPES` and
+one of them at most, besides what they gained before. Drafts that are made without a model are judged in every round in
+which they are, whether they are verified or not, by what the target emits.
 """
 
 from __future__ import annotations
@@ -59,9 +51,9 @@ from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.decision import Decision
 from foretoken.policy.lessons import Lessons
-from foretoken.policy.request import LARGEST, Request, Row
-from foretoken.policy.rests import Kept, Rests
-from foretoken.policy.steady import Prices, prices_of
+from foretoken.policy.request import LARGEST, LONGEST, Request, Row
+from foretoken.policy.rests import Rests
+from foretoken.policy.steady import KEPT, MODELS, MOST, Kept, Prices
 from foretoken.policy.widths import Widths
 
 
@@ -108,16 +100,8 @@ class Policy:
         self._widths = Widths()
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.rests = Rests(self.costs, self._models, self.guards[1], self.passes)
-        self.lessons = Lessons(
-            self.kinds,
-            self.free,
-            self.costs,
-            given=self.given,
-            guards=self.guards,
-            asking=self.asking,
-            rests=self.rests,
-        )
-        self._kept = Kept(self.guards[1])
+        self.lessons = Lessons(self.kinds, self.free, self.costs, self.given, self.guards, self.asking, self.rests)
+        self._kept: Kept | None = None
         self._decided: tuple[tuple[int, int, int], Decision] | None = None  # the last one on copies, and what it is of
         self.extends = self.extends or [False] * len(self.kinds)
 
@@ -166,10 +150,7 @@ class Policy:
         return request
 
     def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
-        """Of each row of a round: whether it was decided before that it is plain (`Rests.resting`).
-
-        Such rows are none of those of `ask`, `choose` and `Lessons.learn`.
-        """
+        """Of each row of a round: whether it was decided before that it is plain (`Rests.resting`)."""
         return self.rests.resting(requests, fixed)
 
     @property
@@ -241,43 +222,68 @@ class Policy:
                 Decision([row], self.kinds, self._models, self.extends, by_itself=True)
         if not shared:
             return 0
-        alone = len(shared) == len(rows) and not beside
+        row, whole = shared[0], len(shared) == len(rows) and not beside
+        alone = whole and len(shared) == 1
         widths = None if passes is None or len(shared) < len(rows) else (self._widths, *passes)
-        if alone and len(shared) == 1 and not self._models:
-            if passes is None and not shared[0].offers:
+        if alone and not self._models:
+            if passes is None and not row.offers:
                 return 0  # there is nothing to choose
             # Rounds of copies at held prices decide on one row until it is learnt from. The decision holds row and
             # table, so that no other object has their ids meanwhile.
-            by = id(shared[0]), id(self.costs.table(1, LARGEST)), self.rests.now
+            by = id(row), id(self.costs.table(1, LARGEST)), self.rests.now
             if self._decided is not None and self._decided[0] == by:
                 self._decided[1].decide(widths, self.lessons.charged)
             else:
                 self._decided = by, Decision(shared, self.kinds, (), self.extends, widths, 0, self.lessons.charged)
             return self._decided[1].width
-        last = 0 if passes is None else passes[0]
-        kept = self._kept.take(shared, self.rests.now, last) if alone else None
-        if kept is not None:
-            return kept
+        last, kept = 0 if passes is None else passes[0], self._kept
+        if alone and kept is not None and kept.serves(row, self.rests.now, last):
+            row.chosen, row.lasts = kept.choice, kept.lasts
+            return kept.width
         models = self._models if self.rests.considers else ()
         decision = Decision(shared, self.kinds, models, self.extends, widths, beside, self.lessons.charged)
-        width = decision.width
         if models:
             self.rests.too_many = self.rests.sharing if decision.beyond else 0
-        if alone:
-            self._kept.put(shared, self.rests.now, width, models)
-        return width
+        if whole:
+            request, chosen = row.request, row.chosen
+            serves = alone and chosen.drafter in models and not (chosen.copied or request.looking or request.hoping)
+            until = self.rests.now + KEPT
+            self._kept = Kept(request, until, chosen, decision.width, row.lasts) if serves else None
+        return decision.width
 
     def prices(self, row: Row, least: float) -> Prices | None:
-        """What the next rounds of a row by itself may go by, if any: `Lessons.learn_together` is told of these.
+        """What the next rounds of a row by itself may go by: `Lessons.learn_together` is told of these.
+
+        If free drafters may draft beside a model, its rounds are alike until these are asked again.
 
         Args:
             row: of a round that was decided.
             least: what `ask` gave for it.
+
+        Returns:
+            None if each of these rounds is to be decided.
         """
-        chosen = row.chosen
+        request, chosen, tokens = row.request, row.chosen, 0
         model = chosen.tokens > 0 and not chosen.copied and not self.free[chosen.drafter]
-        apart = self.given or row.request.costs is not self.costs or (self._models and not model)
-        return None if apart else prices_of(row, least, self.costs, model=model)
+        if self.given or request.costs is not self.costs or (self._models and not model):
+            return None
+        table = self.costs.table(1, LARGEST)
+        rho = max(request.pace.of(request.above[0]), 1.0) / table.plain
+        if model:
+            if request.looking or not row.lasts:
+                return None
+            tokens, guard, most = chosen.tokens, self.guards[1], MODELS
+            lost = table.extra[tokens] + table.calls[chosen.drafter][tokens]
+            acceptance = request.acceptance[chosen.drafter]
+            seen = acceptance.judged + min((acceptance.engine.judged - acceptance.judged) // 2, MODELS)
+        elif not request.asked or not request.copying.earns or request.missed is not None or row.refused:
+            return None
+        else:
+            guard, most, seen = self.guards[0], MOST, request.rounds
+            lost = table.extra[LONGEST] + table.asking[0]
+        spare = min(guard.balance, guard.hopes) if request.hoping else guard.balance
+        rounds = min(most, int(spare * table.plain / max(lost + table.apart, 1e-9)), seen // 2)
+        return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
         """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.

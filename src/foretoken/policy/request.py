@@ -104,11 +104,6 @@ class Request:
         self.idle = 0  # decisions in a row by which it was plain, likewise
         self.drafted = True  # likewise: its last round drafted, or was its first
 
-    @property
-    def is_new(self) -> bool:
-        """No round of it was decided."""
-        return not self.rounds and not self.rests_until
-
     def rest(self, now: int, until: int) -> None:
         """Be plain in the policy's rounds from `now` to before `until`, unless woken."""
         self._rests_from, self.rests_until = now, until if until > now else 0

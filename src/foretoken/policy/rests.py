@@ -1,4 +1,4 @@
-"""Rounds that are decided at once: plain ones, in which rows rest, and those in which a model drafts as before."""
+"""Which rows rest: plain rounds that are decided at once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from math import exp
 
-from foretoken.policy.account import CREDIT, SHARE, Guard
+from foretoken.policy.account import SHARE, Guard
 from foretoken.policy.costs import Costs, time_apart
-from foretoken.policy.request import PLAIN, Request, Row
+from foretoken.policy.request import Request, Row
 
 _REST = 8
 """Plain rounds of a request that are decided at once, at most, where decisions are cheap beside rounds; requests that
@@ -27,11 +27,6 @@ _TOGETHER = 2 * _REST
 """Rounds of whose multiples rests end in batches of more than `_REST` rows. That one row wakes takes a tenth of a round
 of 32 rows of the shipped pair, and that all do twice to three times as much."""
 
-_KEPT = 4
-"""Rounds of a row by itself for which a model's draft length is decided at once. Its acceptance is averaged over forty
-rounds, and a decision takes a thirtieth of a round of the shipped pair."""
-
-
 _UNSEEN = 128
 """Rounds of rows by themselves since plain passes of one were last measured, behind which such a row has some: where
 all rounds draft, nothing tells what plain decoding takes, and drafts may seem to pay that don't."""
@@ -43,54 +38,6 @@ _DOUBTFUL = 2.0
 """Tokens in a plain round's time from which on it has none: where drafts gained next to nothing, plain rounds were
 believed to take up to 1.65 times as long as they did. At this pace the four rounds cost 1.5% of the time; the more
 drafts gain, the more."""
-
-
-class Kept:
-    """The last decision on a row by itself in which a model drafts, for the next rounds.
-
-    Args:
-        guard: the account of models. While it holds less than it began with, every round is decided.
-    """
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-        self._request: Request | None = None
-        self._until, self._choice, self._width, self._lasts = 0, PLAIN, 0, True
-
-    def take(self, rows: Sequence[Row], now: int, last: int) -> int | None:
-        """Give the row the choice of the last decision if it serves in round `now`: how wide the pass is to be.
-
-        Args:
-            rows: of the round.
-            now: the policy's round.
-            last: positions of the last pass; 0 where its width does not matter.
-
-        Returns:
-            None if the round is to be decided.
-        """
-        row = rows[0]
-        if (
-            len(rows) > 1
-            or row.request is not self._request
-            or now >= self._until
-            or row.offers
-            or last != self._width
-            or self._choice.tokens > min(row.room, row.most)
-            or self._choice.drafter in row.barred
-            or self._guard.balance < CREDIT
-            or not (self._lasts or row.request.asked)
-        ):
-            return None
-        row.chosen, row.lasts = self._choice, self._lasts
-        return self._width
-
-    def put(self, rows: Sequence[Row], now: int, width: int, models: Sequence[int]) -> None:
-        """The round `now` was decided, with a pass so wide; 0 where that does not matter."""
-        row = rows[0]
-        expected = not (row.request.looking or row.request.hoping)
-        serves = len(rows) == 1 and row.chosen.drafter in models and not row.chosen.copied and expected
-        self._request = row.request if serves else None
-        self._until, self._choice, self._width, self._lasts = now + _KEPT, row.chosen, width, row.lasts
 
 
 class Rests:
@@ -119,7 +66,7 @@ class Rests:
     def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
         """Of each row of a round: whether it was decided before that it is plain.
 
-        Such rows are none of those of `ask`, `choose` and `learn`.
+        Such rows are none of those of `Policy.ask`, `Policy.choose` and `Lessons.learn`.
 
         Args:
             requests: of the rows.
@@ -131,13 +78,12 @@ class Rests:
         if len(requests) > _REST and not all(rest):
             rest = self._with_new(requests, rest)
         for at, request in enumerate(requests):
-            if request.rests_alone > 0 and not (fixed and fixed[at]):
+            if fixed and fixed[at]:
+                rest[at] = False
+            elif request.rests_alone > 0:
                 rest[at] = True
                 request.rest_alone()
-        if any(fixed):
-            rest = [rests and not is_fixed for rests, is_fixed in zip(rest, fixed, strict=True)]
-        for request, rests in zip(requests, rest, strict=True):
-            if not rests:
+            if not rest[at]:
                 request.wake(now, len(requests))
         return rest
 
@@ -160,9 +106,8 @@ class Rests:
     def _with_new(self, requests: Sequence[Request], rest: list[bool]) -> list[bool]:
         """The same where requests that begin in a large batch, of which all others rest, wait until those wake."""
         awake = [request for request, rests in zip(requests, rest, strict=True) if not rests]
-        if 2 * len(awake) > len(requests) or not all(
-            one.waits and one.is_new and one.costs is self._costs for one in awake
-        ):
+        new = all(one.waits and not (one.rounds or one.rests_until) and one.costs is self._costs for one in awake)
+        if 2 * len(awake) > len(requests) or not new:
             return rest
         until = self._until(1, len(requests), begun=False)
         for request in awake:
@@ -222,14 +167,11 @@ class Rests:
             hopeless = self.too_many > 0 or (count == 1 and rows[0].hopeless == sys.maxsize)
             most = min(_HOPELESS_REST if hopeless else _LONG_REST, round(worth) - 1)
             least = min(_REST, len(rows) - 1)
-            looked_at = self._models if self._guard.spare > 0.0 and not self.too_many else ()
             for row in rows:
                 row.request.considered = now
-                dues = (row.request.looks[at].due for at in looked_at)
                 longest = max(least, min(most, row.hopeless or 2**self._idle - 1))
-                # A look that was useful is due again at once; others that are overdue could not be paid for.
-                least_due = 0 if looked and row.chosen.tokens else row.request.rounds
-                left = (max(due - row.request.rounds, 0) for due in dues if due >= least_due)
+                since = 0 if looked and row.chosen.tokens else row.request.rounds
+                left = () if self.too_many else self._looks_left(row.request, self._guard, since)
                 waits.append(min([longest, *left]))
             wanted = any(row.request.copied and not row.request.copying.rounds_left(row.request.rounds) for row in rows)
             next_too = drafted and (wanted or not all(row.hopeless == sys.maxsize for row in rows))
@@ -280,22 +222,25 @@ class Rests:
             costs = request.costs
             worth = int((costs.copy(1) + time_apart(costs, 1)) / (2.0 * SHARE))
             first = max(1, worth // _REST)
-            looked_at = self._models if request.guards[1].spare > 0.0 else ()
-            dues = (request.looks[at].due - request.rounds for at in looked_at)
             longer = row.hopeless or first * (2**request.idle - 1)
             longest = _HOPELESS_REST if hopeless else _LONG_REST
-            # A look that was useful is due again at once; others that are overdue could not be paid for.
-            left = (max(due, 0) for due in dues if due >= -looked)
+            left = self._looks_left(request, request.guards[1], request.rounds - looked)
             most = min([max(_REST, min(longest, worth)), longer, *left])
         rounds = min(most, request.copying.rounds_left(request.rounds)) if request.copied else most
         request.rests_alone = self._whole(rounds, not drafted and not request.drafted)
 
-    def _whole(self, rounds: int, begun: bool) -> int:
-        """A rest of a row by itself, at least so long, that ends with a round of several passes if it has one.
+    def _looks_left(self, request: Request, guard: Guard, since: int) -> list[int]:
+        """Rounds before each look at a model, if there may be any.
 
-        Args:
-            rounds: of rest.
-            begun: its first passes go together with the pass of this round.
+        A look that was useful is due again at once; others, due before round `since`, could not be paid for.
+        """
+        looks = [request.looks[at] for at in self._models] if guard.spare > 0.0 else []
+        return [max(look.due - request.rounds, 0) for look in looks if look.due >= since]
+
+    def _whole(self, rounds: int, begun: bool) -> int:
+        """A rest of a row by itself, of `rounds` at least, that ends with a round of several passes if it has one.
+
+        With `begun`, its first passes go together with the pass of this round.
         """
         total = rounds + begun
         return rounds + -total % self._passes if self._passes <= total < sys.maxsize else rounds

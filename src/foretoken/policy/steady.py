@@ -12,20 +12,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from foretoken.policy.account import PACE
+from foretoken.policy.account import CREDIT, PACE
 from foretoken.policy.copies import Copies
-from foretoken.policy.costs import Costs, Table
-from foretoken.policy.request import LARGEST, LONGEST, Row
+from foretoken.policy.costs import Table
+from foretoken.policy.request import Choice, Request, Row
 
 MOST = int(PACE)
 """Rounds for which prices hold at most, the one that was decided included: what a second is worth is averaged over as
 many. They hold for no more than half as many rounds as the request has had, either: what is known of it is as old."""
 
-_MODELS = MOST // 2
+MODELS = MOST // 2
 """The same for a model's draft length, and half as many rounds as the model has drafted in for the request: plain ones
 say nothing of it. A request begins with what is known of others: half of their drafts count as its own, up to so many.
 In replays of a model alone the default had 0.982 of the best fixed length with it, as where each fourth round was
 decided."""
+
+KEPT = 4
+"""Rounds of a row by itself for which a model's draft length is decided at once, where each is learnt from apart. Its
+acceptance is averaged over forty rounds, and a decision takes a thirtieth of a round of the shipped pair."""
 
 
 class Prices(NamedTuple):
@@ -88,29 +92,29 @@ class Told(NamedTuple):
     price: float = 0.0
 
 
-def prices_of(row: Row, least: float, costs: Costs, *, model: bool) -> Prices | None:
-    """The prices that the next rounds of a row by itself may go by; None if each of them is to be decided.
+class Kept(NamedTuple):
+    """A decision on a row by itself in which a model drafts: it serves in a few more rounds that are learnt from apart.
 
-    Args:
-        row: of a round that was decided.
-        least: as in `Prices`.
-        costs: of the row.
-        model: it drafts alone. If free drafters may draft, too, its rounds are alike until these are asked again.
+    Attributes:
+        request: of the row.
+        until: the policy's round from which on it does not.
+        choice: of the row.
+        width: of the pass; 0 where that does not matter.
+        lasts: as in `Row`.
     """
-    request, chosen, table = row.request, row.chosen, costs.table(1, LARGEST)
-    rho = max(request.pace.of(request.above[0]), 1.0) / table.plain
-    if model:
-        tokens = chosen.tokens
-        if request.looking or not row.lasts:
-            return None
-        lost, guard, most = table.extra[tokens] + table.calls[chosen.drafter][tokens], request.guards[1], _MODELS
-        acceptance = request.acceptance[chosen.drafter]
-        seen = acceptance.judged + min((acceptance.engine.judged - acceptance.judged) // 2, _MODELS)
-    elif not request.asked or not request.copying.earns or request.missed is not None or row.refused:
-        return None
-    else:
-        tokens, lost, guard, most = 0, table.extra[LONGEST] + table.asking[0], request.guards[0], MOST
-        seen = request.rounds
-    spare = min(guard.balance, guard.hopes) if request.hoping else guard.balance
-    rounds = min(most, int(spare * table.plain / max(lost + table.apart, 1e-9)), seen // 2)
-    return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None
+
+    request: Request
+    until: int
+    choice: Choice
+    width: int
+    lasts: bool
+
+    def serves(self, row: Row, now: int, last: int) -> bool:
+        """Whether it does for a row by itself in the policy's round `now`, behind a pass of width `last` (0: any).
+
+        While the account of models holds less than it began with, every round is decided.
+        """
+        request, choice = row.request, self.choice
+        alike = request is self.request and now < self.until and last == self.width and not row.offers
+        allowed = choice.tokens <= min(row.room, row.most) and choice.drafter not in row.barred
+        return alike and allowed and request.guards[1].balance >= CREDIT and (self.lasts or request.asked)

@@ -1,4 +1,7 @@
-"""What a pass of a plain round of several takes: that is what drafts are compared with."""
+"""What a pass of a plain round of several takes: that is what drafts are compared with.
+
+Plain decoding takes as much: rounds in which nothing is drafted go together.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,10 @@ _LEAST = 0.5  # what it can be at least, beside a round of one pass: less is noi
 
 
 class Together:
-    """What a pass of a plain round of several takes, by rows: in seconds, and as a share of a plain round of one pass.
+    """By rows, in seconds, and as a share of a plain round of one pass.
 
-    That is what plain decoding takes: rounds in which nothing is drafted go together. How many of the passes lately did
-    is of no account. Where most rounds draft, a plain one is by itself, and drafts that seem to pay beside such rounds
-    can keep rows from the faster ones for good.
+    How many of the passes lately went together is of no account. Where most rounds draft, a plain one is by itself, and
+    drafts that seem to pay beside such rounds can keep rows from the faster ones for good.
     """
 
     def __init__(self) -> None:
