@@ -37,6 +37,17 @@ def test_a_draft_takes_what_its_calls_take():
     assert any_number.up_to(4) == pytest.approx([0.0, 1.5, 2.0, 2.5, 3.0])
 
 
+def test_a_small_call_that_seems_dear_makes_no_draft_take_less_than_its_largest_call():
+    """Five tokens that take a fortieth of what was believed leave the smallest call as dear as it was."""
+    costs = Costs(Line(1.0, 0.1), [DrafterCosts(Line(0.375, 0.1), sizes=SIZES)])
+    for _ in range(20):
+        for tokens in (5, 10):
+            costs.record(1 + tokens, 1.0, [(0, tokens, 1, 0, 0.02)])
+    drafter = costs.drafters[0]
+    for tokens in range(1, 17):
+        assert drafter.seconds(tokens) >= max(map(drafter.call, call_parts(tokens, SIZES))) > 0.0
+
+
 def test_what_several_calls_took_is_learnt_of_each():
     """Also of lengths of which none was drafted: calls of 5 and of 1 take what they are taken to."""
     costs, true = (DrafterCosts(Line(*line), sizes=SIZES) for line in ((1.0, 0.5), (0.2, 0.3)))

@@ -233,6 +233,13 @@ def test_chance_hits_earn_nothing():
     assert guard.balance <= EARNED
 
 
+def test_a_missed_draft_takes_nothing_from_an_account_that_holds_more_than_it_began_with():
+    guard = Guard()
+    guard.balance = CREDIT + 8.0
+    guard.miss(EARNED)
+    assert guard.balance == CREDIT + 8.0
+
+
 def test_who_knows_the_policy_can_make_it_lose_no_more_than_it_states():
     """Copies that are right if and only if they are not verified: the worst case, in plain rounds."""
     policy = policy_of_copies()

@@ -85,7 +85,8 @@ class Guard:
         """A draft that could not be paid for would have gained so much; the account gains it once it is `EARNED`."""
         self.missed = max(self.missed + gain, 0.0)
         if self.missed >= EARNED:
-            self.balance, self.missed = min(self.balance + self.missed, CREDIT), 0.0
+            self.earn(self.missed)
+            self.missed = 0.0
 
 
 class Missed:

@@ -31,9 +31,11 @@ class DrafterCosts:
 
     def seconds(self, tokens: int) -> float:
         """Of a draft of so many tokens in one row, drift left out."""
-        parts = call_parts(tokens, self.sizes)
-        saved = _SHARED * self.call(self.sizes[0]) * (len(parts) - 1) if len(parts) > 1 else 0.0
-        return sum(map(self.call, parts)) - saved
+        each = [self.call(part) for part in call_parts(tokens, self.sizes)]
+        if len(each) < 2:
+            return sum(each)
+        # By what was measured lately the smallest call may be dearer than several larger ones.
+        return max(sum(each) - _SHARED * self.call(self.sizes[0]) * (len(each) - 1), *each)
 
     def up_to(self, longest: int) -> list[float]:
         """Seconds of drafts of 0, 1, … tokens."""

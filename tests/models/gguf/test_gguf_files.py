@@ -143,6 +143,7 @@ def test_an_embedding_model_is_refused(files):
         ({"n_ctx": 0}, "n_ctx is 0"),
         ({"n_gpu_layers": -1}, "n_gpu_layers is -1"),
         ({"n_threads": 0}, "n_threads is 0"),
+        ({"n_threads": 100_000}, "n_threads is 100,000: give at most 1,024"),
         ({"cache_type": "int3"}, "cache_type"),
         ({"quantize": "int8"}, "rounded as it comes"),
         ({"runner": "hf"}, "which transformers doesn't run: use runner='native' or 'gguf'"),

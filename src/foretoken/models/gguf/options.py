@@ -12,6 +12,7 @@ TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8}
 """As ggml numbers them."""
 TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 _MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+_MAX_THREADS = 1024  # of many more than it can make, the library ends the process
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ModelError(f"{name} is {shown(value)}: give a whole number of at least {least}, or None")
+        if self.n_threads is not None and self.n_threads > _MAX_THREADS:
+            raise ModelError(f"n_threads is {self.n_threads:,}: give at most {_MAX_THREADS:,}, or None")
         check_choice("cache_type", self.cache_type, get_args(CacheType), ModelError)
         if not 1 <= self.rows < self.sequences <= _MAX_SEQUENCES:
             raise ModelError(
