@@ -196,7 +196,7 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     bias = {}
     for token, number in value.items():
         token = check_integer("a token id in logit_bias", token, 0, cure="give token ids of the vocabulary")
-        if not (isinstance(number, float) and number == -math.inf):
+        if isinstance(number, bool) or not isinstance(number, numbers.Real) or number != -math.inf:
             number = check_number(f"logit_bias[{token}]", number, -1e30, 1e30, cure="use -inf to ban a token")
         bias[token] = float(number)
     return bias or None
