@@ -61,6 +61,8 @@ def test_mistakes_are_told_before_anything_heavy_is_imported():
         (["generate", "hello", "--tree", "statc"], "did you mean 'static'?"),
         (["generate", "hello", "-k", "1000"], "from 0 (no speculation) to 256"),
         (["generate", "hello", "--temperature", "-1"], "temperature is -1.0"),
+        (["generate", "hello", "--seed", "-1"], "leave it out for a fresh one"),
+        (["generate", "hello", "--logprobs", "-1"], "leave it out to report nothing"),
         (["generate", "hello", "--profile", "/no/such/file"], "there is no such file"),
         (["generate", "hello", "--n-ctx", "512"], "--n-ctx is for GGUF files"),
         (["generate", "hello", "--drafter", "auto,draft-model", "--n-gpu-layers", "1"], "--n-gpu-layers is for GGUF"),
