@@ -47,7 +47,7 @@ def test_limits_have_ranges(wrong):
 
 
 def test_a_limit_without_an_end_is_told_what_to_give():
-    with pytest.raises(ParameterError, match="request_seconds is inf, .*: give seconds, such as 60"):
+    with pytest.raises(ParameterError, match=r"request_seconds is inf, .*: give seconds, such as 60"):
         ServeSettings(model="m", request_seconds=float("inf"))
 
 
