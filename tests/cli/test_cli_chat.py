@@ -128,6 +128,19 @@ def test_a_model_without_a_template_cant_chat(call, models):
     assert "chat template" in result.stderr
 
 
+def test_a_byte_order_mark_hides_no_command(call):
+    result = call("chat", "--json", "-n", 4, stdin="\ufeff/max_tokens 2\nhello\n".encode())
+    assert [len(one["token_ids"]) for one in answers(result)] == [2]
+
+
+def test_trees_are_changed_by_a_command_of_their_own(chat):
+    result = chat("/tree dynamic", "/tree", "/verifier block", "/tree none", "/help")
+    assert "error" not in result.stderr
+    assert "tree is dynamic" in result.stderr
+    assert result.stderr.count("verifier block takes chains alone: tree dynamic is not used") == 1
+    assert "/tree KIND|FILE" in result.stderr
+
+
 def test_a_line_that_is_not_utf8_is_named(call):
     result = call("chat", "--json", "-n", 4, stdin=b"gr\xfcn\nhello\n")
     assert len(answers(result)) == 1

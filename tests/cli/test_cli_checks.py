@@ -11,7 +11,7 @@ import pytest
 
 from foretoken import drafters, verify
 from foretoken.cli import checks
-from foretoken.cli.options import ModelOptions
+from foretoken.cli.options import LoadOptions, ModelOptions
 from foretoken.errors import ForetokenError
 
 _RUN = """
@@ -61,10 +61,18 @@ def test_mistakes_are_told_before_anything_heavy_is_imported():
         (["generate", "hello", "--tree", "statc"], "did you mean 'static'?"),
         (["generate", "hello", "-k", "1000"], "from 0 (no speculation) to 256"),
         (["generate", "hello", "--temperature", "-1"], "temperature is -1.0"),
+        (["generate", "hello", "--seed", "-1"], "leave it out for a fresh one"),
+        (["generate", "hello", "--logprobs", "-1"], "leave it out to report nothing"),
         (["generate", "hello", "--profile", "/no/such/file"], "there is no such file"),
+        (["generate", "hello", "--n-ctx", "512"], "--n-ctx is for GGUF files"),
+        (["generate", "hello", "--drafter", "auto,draft-model", "--n-gpu-layers", "1"], "--n-gpu-layers is for GGUF"),
+        (["generate", "hello", "--raw", "--chat-template", "x"], "--raw makes none: leave one of them out"),
         (["generate", "hello", "--chat-template", "/no/such/file"], "chat template '/no/such/file' can't be read"),
         (["generate", "--prompt-file", "/no/such/file"], "prompt file '/no/such/file' can't be read"),
         (["tune", "-o", "/tmp/profile.json", "--target", "/no/such/folder"], "there is no folder"),
+        (["tune", "-o", "/tmp/profile.json", "--drafter", "promt-lookup"], "did you mean 'prompt-lookup'?"),
+        (["tune", "-o", "/tmp/profile.json", "--drafter", "no-such/model"], "unknown drafter 'no-such/model'"),
+        (["tune", "-o", "/tmp/profile.json", "--n-ctx", "512"], "--n-ctx is for GGUF files"),
         (["tune", "-o", "/tmp/profile.json", "--budget", "soon"], "give a time above 0"),
         (["generate", "hello", "--temprature", "1"], "--temperature"),
     ]
@@ -84,6 +92,13 @@ def test_what_is_meant_passes(models, tmp_path):
     for drafter in ("suffix:100", "prompt-lookup,recycling", models.drafter, f"prompt-lookup,{models.drafter}", "none"):
         checks.check_models(ModelOptions(target=models.target, drafter=drafter, num_speculative_tokens=" 3 "))
     checks.check_models(ModelOptions(drafter="draft-model", verifier="lenient:0.5", tree="dynamic"))
+
+
+def test_options_of_gguf_files_are_for_a_target_or_a_drafter_that_is_one(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    file = str(tmp_path / "model.gguf")
+    for target, named in ((file, []), (None, [file]), (None, ["suffix", f"auto,{file}"])):
+        checks.check_gguf_options(LoadOptions(target=target, n_ctx=512), named)
 
 
 def test_names_that_no_folder_can_have_are_named_too():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
+import sys
 import warnings
 from statistics import median
 
@@ -12,7 +14,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from foretoken.cli import setup
+from foretoken.cli.json_output import print_json
 from foretoken.cli.options import SamplingOptions
+from foretoken.cli.screen import Screen
 from foretoken.models.wrapping import SlowModelWarning
 from foretoken.sampling import SamplingParams
 
@@ -53,6 +57,13 @@ def test_json_says_what_it_was_made_with(call, models):
     settings = answer["settings"]
     assert (settings["top_k"], settings["max_new_tokens"], settings["logit_bias"]) == (9, 5, {"70": "-inf"})
     assert len(answer["tokens"]) == len(answer["token_ids"])
+
+
+def test_json_holds_what_standard_output_has_no_characters_for(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    print_json(Screen(), {"text": "grüße"})
+    assert json.loads(stream.buffer.getvalue()) == {"text": "grüße"}
 
 
 def test_where_nothing_is_drafted_there_is_no_acceptance_rate(call):
@@ -98,6 +109,15 @@ def test_prompts_from_files_and_standard_input(call, tmp_path):
     }
     assert len(outputs) == 1
     assert outputs.pop().strip()
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(call, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("hello", encoding="utf-8-sig")
+    given = ("--raw", "-t", 0, "-n", 8)
+    expected = call("generate", "hello", *given).stdout
+    assert call("generate", "--prompt-file", file, *given).stdout == expected
+    assert call("generate", "-", *given, stdin=file.read_bytes()).stdout == expected
 
 
 def test_a_seed_decides_the_text(call):
@@ -364,6 +384,20 @@ def test_a_file_that_is_not_utf8_is_refused(call, tmp_path):
     for result in (by_file, by_stdin):
         assert result.exit_code == 2
         assert "0xfc at offset 2" in result.stderr
+
+
+def test_what_another_encoding_is_called_is_told(call, tmp_path):
+    file = tmp_path / "utf16.txt"
+    file.write_text("hello", encoding="utf-16")
+    assert "iconv -f UTF-16 -t UTF-8" in " ".join(call("generate", "--prompt-file", file).stderr.split())
+
+
+@pytest.mark.parametrize("command", [["generate", "hello"], ["generate", "hello", "--raw"], ["chat"]])
+def test_a_model_without_a_tokenizer_says_what_it_lacks(call, models, tmp_path, command):
+    folder = shutil.copytree(models.target, tmp_path / "model", ignore=shutil.ignore_patterns("*token*", "chat*"))
+    result = call(*command, "--target", folder, stdin="hello\n")
+    assert result.exit_code == 2
+    assert "has no tokenizer, which prompts need: put its files beside the model" in " ".join(result.stderr.split())
 
 
 def test_a_broken_model_is_refused(call, models, tmp_path):

@@ -156,6 +156,14 @@ def test_a_reader_that_wants_no_more_is_no_error(arguments, models):
     assert b"error" not in done.stderr.lower()
 
 
+def test_with_a_closed_standard_error_notes_do_not_get_into_the_output():
+    arguments = ["generate", "hello", "--target", "/no/such/folder"]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" 2>&-', "sh", *COMMAND, *arguments], stdout=subprocess.PIPE, env=environment()
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
 @pytest.mark.parametrize("arguments", [["generate", "-"], ["chat"]])
 def test_a_closed_standard_input_is_named(arguments):
     code = (

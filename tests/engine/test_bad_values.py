@@ -290,6 +290,10 @@ def test_a_bias_that_is_no_number(number):
     assert "logit_bias[5]" in refused(lambda: SamplingParams(logit_bias={5: number}))
 
 
+def test_a_token_is_banned_by_minus_infinity_of_any_type():
+    assert SamplingParams(logit_bias={3: np.float32("-inf")}).logit_bias == {3: -math.inf}
+
+
 def test_unknown_sampling_params_are_named():
     assert "max_new_tokens" in refused(lambda: SamplingParams(max_tokens=5, max_new_tokens=6))
     assert "did you mean 'max_new_tokens'" in refused(lambda: SamplingParams(max_new_token=5))

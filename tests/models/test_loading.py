@@ -102,6 +102,8 @@ def damaged(folder, how):
     weights, config = folder / "model.safetensors", folder / "config.json"
     if how == "truncated":
         weights.write_bytes(weights.read_bytes()[:1000])
+    elif how == "pointer":
+        weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     elif how == "without weights":
         weights.unlink()
     elif how == "garbled config":
@@ -114,6 +116,7 @@ def damaged(folder, how):
     ("how", "message"),
     [
         ("truncated", "broken or incomplete"),
+        ("pointer", "model.safetensors is a pointer of Git LFS, .* run 'git lfs pull'"),
         ("without weights", "broken or incomplete"),
         ("garbled config", "broken or incomplete"),
         ({"model_type": "flurb"}, "unknown to transformers"),

@@ -46,6 +46,11 @@ def test_limits_have_ranges(wrong):
         ServeSettings(model="m", **wrong)
 
 
+def test_a_limit_without_an_end_is_told_what_to_give():
+    with pytest.raises(ParameterError, match=r"request_seconds is inf, .*: give seconds, such as 60"):
+        ServeSettings(model="m", request_seconds=float("inf"))
+
+
 def test_who_waits_for_too_long_is_told(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("foretoken.engine.worker.monotonic", lambda: now[0])

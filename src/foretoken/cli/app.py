@@ -117,7 +117,7 @@ def generate(
     error.
     """
     from foretoken.cli.respond import respond
-    from foretoken.cli.setup import check_can_chat, keep_quiet, load_engine
+    from foretoken.cli.setup import asks_in_chat, keep_quiet, load_engine
 
     screen = Screen(output.no_color)
     keep_quiet(screen)
@@ -127,14 +127,13 @@ def generate(
             raise ParameterError("--prediction is for one prompt: write the field 'prediction' into the file's lines")
         _generate_batch(prompt_file, chat, models, sampling, given, output, screen)
         return
+    if chat is False and models.chat_template is not None:
+        raise ParameterError("--chat-template is for chat messages, and --raw makes none: leave one of them out")
     text = read_prompt(prompt, prompt_file)
     expected = None if prediction is None else read_text(prediction, "prediction file")
     engine = load_engine(models, screen, sampled=not given.greedy)
     params = replace(sampling.with_defaults(engine.target).params(), grammar=given.grammar)
-    if chat is None:
-        chat = bool(getattr(engine.target.tokenizer, "chat_template", None))
-    if chat:
-        check_can_chat(engine.target)
+    if asks_in_chat(engine.target, chat):
         answer = respond(engine, as_message(text), params, output, screen, prediction=expected)
     else:
         continued = (
@@ -154,7 +153,7 @@ def _generate_batch(
     output: OutputOptions,
     screen: Screen,
 ) -> None:
-    from foretoken.cli.setup import check_can_chat, load_engine
+    from foretoken.cli.setup import asks_in_chat, load_engine
 
     for option in ("compare", "trace"):
         if getattr(output, option):
@@ -162,10 +161,7 @@ def _generate_batch(
     items = read_batch(file, given)
     engine = load_engine(models, screen)
     params = replace(sampling.with_defaults(engine.target).params(), grammar=given.grammar)
-    if chat is None:
-        chat = bool(getattr(engine.target.tokenizer, "chat_template", None))
-    elif chat:
-        check_can_chat(engine.target)
+    chat = asks_in_chat(engine.target, chat)
     complete, interrupted = answer_batch(engine, [item.under(params) for item in items], chat, screen)
     if interrupted:
         raise typer.Exit(INTERRUPTED)

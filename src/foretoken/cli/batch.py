@@ -65,7 +65,7 @@ def read_batch(file: Path, params: SamplingParams) -> list[Item]:
         PromptError: the file can't be read, or a line of it; the message has the line's number.
     """
     items = []
-    for number, line in enumerate(read_text(file, "prompt file").removeprefix("\ufeff").split("\n"), start=1):
+    for number, line in enumerate(read_text(file, "prompt file").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -12,7 +12,7 @@ from foretoken.cli.conversation import Command, Conversation, Message, parse, se
 from foretoken.cli.options import ModelOptions, OutputOptions, SamplingOptions
 from foretoken.cli.respond import respond
 from foretoken.cli.screen import Screen
-from foretoken.cli.setup import check_can_chat, make_drafter, make_engine
+from foretoken.cli.setup import check_can_chat, make_drafter, make_engine, note_unused_tree
 from foretoken.engine.outputs import DecodeStats
 from foretoken.errors import ParameterError, PromptError
 from foretoken.sampling.params import CHECKPOINT_FIELDS
@@ -51,6 +51,7 @@ class Chat(Conversation):
         self._answers: list[DecodeStats] = []
         own = {
             "drafter": Command("/drafter NAME|MODEL", "draft with another drafter", self.setter("drafter")),
+            "tree": Command("/tree KIND|FILE", "have the drafter grow trees, or chains: none", self.setter("tree")),
             "verifier": Command("/verifier NAME", "verify by another rule", self.setter("verifier")),
             "num_speculative_tokens": Command(
                 "/k N|auto", "draft at most N tokens a round", self.setter("num_speculative_tokens")
@@ -102,11 +103,13 @@ class Chat(Conversation):
         value = parse(name, text, settings(ModelOptions)[name])
         models = replace(self._models, **{name: value})
         target = self._engine.target
-        remade = name in ("drafter", "tree")
-        drafter = make_drafter(models, target, self.screen) if remade else self._engine.drafter
+        remade = ("drafter", "tree")
+        drafter = make_drafter(models, target, self.screen) if name in remade else self._engine.drafter
         self._engine = make_engine(models, target, drafter)
         self._models = models
         self.screen.note(f"{name} is now {written(value)}")
+        if name in (*remade, "verifier"):
+            note_unused_tree(models, self._engine, self.screen)
 
     def current(self, name: str) -> str:
         """See `Conversation`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -64,6 +65,8 @@ def check_models(options: ModelOptions) -> None:
         ModelError: there is no such folder.
     """
     check_loading(options)
+    if options.profile is None:  # which may name a GGUF file
+        check_gguf_options(options, [options.drafter or ""])
     if options.profile is not None and not _is_file(str(options.profile)):
         raise ParameterError(
             f"profile {shown(str(options.profile))} can't be read (there is no such file): name a file that foretoken "
@@ -79,7 +82,7 @@ def check_models(options: ModelOptions) -> None:
         )
     check_choice("vocab", options.vocab, _VOCABS)
     if options.drafter is not None:
-        _check_drafter(options.drafter, options.target)
+        check_drafter(options.drafter, options.target)
 
 
 def check_loading(options: LoadOptions) -> None:
@@ -88,6 +91,20 @@ def check_loading(options: LoadOptions) -> None:
         check_source(options.target)
     if options.runner is not None:
         check_choice("runner", options.runner, RUNNERS)
+
+
+def check_gguf_options(options: LoadOptions, drafters: Iterable[str]) -> None:
+    """Refuse the options of GGUF files where no model is one: they would have no effect.
+
+    Raises:
+        ParameterError: there is one.
+    """
+    given = [name for name in ("n_ctx", "n_gpu_layers") if getattr(options, name) is not None]
+    parts = [part.strip() for drafter in drafters for part in (drafter, *drafter.split(","))]
+    if given and not any(gguf.find(name) for name in (options.target, *parts) if name):
+        raise ParameterError(
+            f"--{given[0].replace('_', '-')} is for GGUF files, and neither target nor drafter is one: leave it out"
+        )
 
 
 def check_source(name: str) -> None:
@@ -138,7 +155,13 @@ def _check_verifier(name: str) -> None:
         )
 
 
-def _check_drafter(name: str, target: str | None) -> None:
+def check_drafter(name: str, target: str | None) -> None:
+    """Check that a drafter's name is a known one, a folder or a model's hub id, or several of these with commas.
+
+    Raises:
+        ParameterError: it is none of these, or the shipped drafter's for another target.
+        ModelError: there is no such folder.
+    """
     if _exists(name):
         return
     parts = [part.strip() for part in name.split(",")]

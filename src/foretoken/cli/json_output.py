@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 
 def print_json(screen: Screen, value: Any) -> None:
-    """One JSON document on one line, whatever the terminal's width."""
-    screen.out.file.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+    """One JSON document on one line, whatever the terminal's width; all ASCII where its encoding lacks a character."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(screen.out.encoding)
+    except UnicodeEncodeError:
+        text = json.dumps(value, allow_nan=False)
+    screen.out.file.write(text + "\n")
     screen.out.file.flush()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -70,13 +71,18 @@ def as_message(text: str) -> list[dict[str, str]]:
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """Bytes as text, with the position of the first byte that is none."""
+    """Bytes as text without a byte order mark, which is no part of it.
+
+    Raises:
+        PromptError: they are not UTF-8; the message has the position of the first byte that is not.
+    """
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
+        encoding = "UTF-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "LATIN1"
         raise PromptError(
             f"{name} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}; convert it, for example "
-            "with iconv -f LATIN1 -t UTF-8"
+            f"with iconv -f {encoding} -t UTF-8"
         ) from error
 
 

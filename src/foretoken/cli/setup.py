@@ -85,19 +85,27 @@ def load_engine(options: ModelOptions, screen: Screen, *, sampled: bool | None =
         from foretoken.drafters.tree_plan import plan_of
 
         options = settled(options, sampled)
-        tree = None if options.tree is None else plan_of(options.tree)
+        if options.tree is not None:
+            plan_of(options.tree)  # a wrong one is told before models take their time to load
         target = load_target(options)
         if template is not None:
             _set_template(target, template)
         engine = make_engine(options, target, make_drafter(options, target, screen), **engine_options)
-    if tree is not None and tree.branches and not engine.verifier.trees:
-        screen.note(f"verifier {engine.verifier.name} takes chains alone: --tree {options.tree} is not used")
+    note_unused_tree(options, engine, screen)
     if options.quantize is not None:
         screen.note(
             f"{target.name} has been rounded to {options.quantize}: the output follows the distribution of the rounded "
             "target, with or without speculation, and not that of the checkpoint"
         )
     return engine
+
+
+def note_unused_tree(options: ModelOptions, engine: Engine, screen: Screen) -> None:
+    """Print a note where a tree is asked for that the verifier does not take."""
+    from foretoken.drafters.tree_plan import plan_of
+
+    if options.tree is not None and plan_of(options.tree).branches and not engine.verifier.trees:
+        screen.note(f"verifier {engine.verifier.name} takes chains alone: tree {options.tree} is not used")
 
 
 def read_template(file: Path) -> str:
@@ -113,20 +121,41 @@ def read_template(file: Path) -> str:
 
 
 def _set_template(target: LanguageModel, template: str) -> None:
+    check_has_tokenizer(target)
     tokenizer: Any = target.tokenizer
-    if tokenizer is None:
-        raise ModelError(f"{target.name} has no tokenizer, which a chat template needs: put its files beside the model")
     tokenizer.chat_template = template
+
+
+def check_has_tokenizer(target: LanguageModel) -> None:
+    """Check that the target can be asked in text.
+
+    Raises:
+        ModelError: it has no tokenizer.
+    """
+    if target.tokenizer is None:
+        raise ModelError(f"{target.name} has no tokenizer, which prompts need: put its files beside the model")
+
+
+def asks_in_chat(target: LanguageModel, chat: bool | None) -> bool:
+    """Whether text is asked as a chat message; with `chat` None that is where the target has a chat template.
+
+    Raises:
+        ModelError: it has no tokenizer, or no chat template for a `chat` that is True.
+    """
+    check_has_tokenizer(target)
+    if chat:
+        check_can_chat(target)
+    return bool(getattr(target.tokenizer, "chat_template", None)) if chat is None else chat
 
 
 def check_can_chat(target: LanguageModel) -> None:
     """Check that the target has a chat template.
 
     Raises:
-        ModelError: it has none; the message names alternatives.
+        ModelError: it has none, or no tokenizer; the message names alternatives.
     """
-    tokenizer: Any = target.tokenizer
-    if not getattr(tokenizer, "chat_template", None):
+    check_has_tokenizer(target)
+    if not getattr(target.tokenizer, "chat_template", None):
         raise ModelError(
             f"{target.name} has no chat template, as base models have none, so that it can't chat: have it continue "
             "text with 'foretoken generate --raw', give a template with --chat-template FILE, or name an "

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.checks import SHIPPED_DRAFTER, check_loading
+from foretoken.cli.checks import SHIPPED_DRAFTER, check_drafter, check_gguf_options, check_loading
 from foretoken.cli.options import LoadOptions
 from foretoken.cli.screen import Screen, check_writable
-from foretoken.errors import ModelError, ParameterError
+from foretoken.errors import ParameterError
 
 if TYPE_CHECKING:
     from foretoken.models import LanguageModel
@@ -100,6 +100,9 @@ def tune(options: TuneOptions, load: LoadOptions, screen: Screen) -> None:
     """
     seconds = duration(options.budget)
     check_loading(load)
+    check_gguf_options(load, options.drafter)
+    for name in options.drafter:
+        check_drafter(name, load.target)
     check_writable(options.output)
     from foretoken.bench.records import Store
     from foretoken.cli.setup import drafter_options, load_options, load_target, loading
@@ -136,13 +139,12 @@ def _plan(
     options: TuneOptions, load: LoadOptions, target: LanguageModel, items: Sequence[Item], seconds: float
 ) -> TunePlan:
     from foretoken import workloads
-    from foretoken.cli.setup import SHIPPED_HEAD, drafter_options, load_options
+    from foretoken.cli.setup import SHIPPED_HEAD, check_has_tokenizer, drafter_options, load_options
     from foretoken.engine import profile
     from foretoken.tune import TunePlan
     from foretoken.tune.candidates import registered
 
-    if target.tokenizer is None:
-        raise ModelError(f"{target.name} has no tokenizer, which prompts need: put its files beside the model")
+    check_has_tokenizer(target)
     # A draft may reach as far behind the end as it is long.
     max_tokens = target.max_length - options.max_new_tokens - 32
     named = [str(absolute(words)) for words in options.drafter]

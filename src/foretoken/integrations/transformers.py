@@ -102,7 +102,7 @@ def generate_with(
         seed, streamer, stop_strings, tokenizer: see `custom_generate`.
     """
     if seed is not None:
-        seed = check_integer("seed", seed, 0, 2**64 - 1, cure="use None for a fresh one")
+        seed = check_integer("seed", seed, 0, 2**64 - 1, cure="leave it out for a fresh one")
     further_criteria = _stop_string_criteria(stop_strings, tokenizer)
 
     def generate(

@@ -12,6 +12,8 @@ import torch
 from foretoken.errors import ModelError, OutOfMemory
 from foretoken.models.tokenizers import first_line
 
+_POINTER = b"version https://git-lfs"
+
 
 @contextmanager
 def translated_errors(name: str, source: str) -> Iterator[None]:
@@ -50,6 +52,9 @@ def _message(name: str, source: str, error: Exception, text: str) -> str:
             f"{name} runs with code of its own alone, which transformers does not have: read that code, and if you "
             "trust it, load the model in Python, with trust_remote_code=True"
         )
+    for file in (*Path(source).glob("*.safetensors"), *Path(source).glob("*.bin")):
+        if _is_pointer(file):
+            return f"{name} can't be loaded: {file.name} is a pointer of Git LFS, not the weights: run 'git lfs pull'"
     if "model type" in text and ("not recognize" in text or "unrecognized" in text.lower()):
         import transformers
 
@@ -61,6 +66,15 @@ def _message(name: str, source: str, error: Exception, text: str) -> str:
     if "ignore_mismatched_sizes" in text:
         return f"{name} can't be loaded, its files are broken: the weights have other shapes than config.json says"
     return f"{name} can't be loaded, its files are broken or incomplete ({type(error).__name__}): {first}"
+
+
+def _is_pointer(file: Path) -> bool:
+    """Whether a file is what a clone without Git LFS has in a large file's place."""
+    try:
+        with file.open("rb") as start:
+            return start.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
 
 
 def _out_of_memory(name: str) -> OutOfMemory:

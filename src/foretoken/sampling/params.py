@@ -94,7 +94,7 @@ class SamplingParams:
             keep(name, check_number(name, getattr(self, name), -2.0, 2.0, cure="use 0 for none"))
         keep("logit_bias", _logit_bias(self.logit_bias))
         if self.seed is not None:
-            keep("seed", check_integer("seed", self.seed, 0, 2**64 - 1, cure="use None for a fresh one"))
+            keep("seed", check_integer("seed", self.seed, 0, 2**64 - 1, cure="leave it out for a fresh one"))
         if max_tokens is not None:
             check_integer("max_tokens", max_tokens, 1, cure="ask for at least one token")
             keep("max_new_tokens", max_tokens)
@@ -113,7 +113,7 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(f"{name} is {shown(getattr(self, name))}: use True or False")
         if self.logprobs is not None:
-            keep("logprobs", check_integer("logprobs", self.logprobs, 0, cure="use None to report nothing"))
+            keep("logprobs", check_integer("logprobs", self.logprobs, 0, cure="leave it out to report nothing"))
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise ParameterError(
                 f"grammar is {shown(self.grammar)}: give a Grammar, such as Grammar.regex('[0-9]+') or "
@@ -196,7 +196,7 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     bias = {}
     for token, number in value.items():
         token = check_integer("a token id in logit_bias", token, 0, cure="give token ids of the vocabulary")
-        if not (isinstance(number, float) and number == -math.inf):
+        if isinstance(number, bool) or not isinstance(number, numbers.Real) or number != -math.inf:
             number = check_number(f"logit_bias[{token}]", number, -1e30, 1e30, cure="use -inf to ban a token")
         bias[token] = float(number)
     return bias or None

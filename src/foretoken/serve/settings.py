@@ -76,7 +76,7 @@ class ServeSettings:
             check_integer(name, getattr(self, name), low, cure="raise it")
         for name in ("body_seconds", "queue_seconds", "request_seconds", "send_seconds"):
             if (seconds := getattr(self, name)) is not None:
-                check_number(name, seconds, 0.0, above=True, cure="raise it")
+                check_number(name, seconds, 0.0, above=True, cure="give seconds, such as 60")
         check_flag("expose_metrics", self.expose_metrics)
         check_flag("page", self.page)
         check_flag("log_bodies", self.log_bodies)
