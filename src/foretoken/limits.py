@@ -1,8 +1,8 @@
 """Limits: the sizes at which work is split, or another code path is taken.
 
 None of them changes the output: each chooses between code paths that give the same tokens, by time or memory (with
-`host_logits`, as far as a GPU rounds as the CPU does). They are in one place so that tests can make them so small that
-every code path runs.
+`host_logits`, as far as a GPU rounds as the CPU does). Only with `forced_tokens`, which bounds drafts, a seed may give
+another output. They are in one place so that tests can make them so small that every code path runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Limits:
         plain_passes: most passes of a round in which nothing is drafted, where they take little time
             (`foretoken.engine.plain`): what else a round does is done once for all of them.
         untold_times: how many times as many, where nobody is told of tokens before all requests are finished.
-        forced_tokens: most tokens that a grammar forces which are verified in one round.
+        forced_tokens: most tokens that a grammar forces which are verified in one round. A request with a seed and a
+            grammar whose output depends on its drafts may get another output with another limit, which has the same
+            distribution.
         proof_entries: probabilities (drafts × nodes × vocabulary) that `foretoken.verify.exact` processes at once.
     """
 

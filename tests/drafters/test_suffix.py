@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from batches import VOCAB_SIZE, batch_of, chain_of, paths_of, sequence_of
 from foretoken.draft import Draft
-from foretoken.drafters import Suffix, get
+from foretoken.drafters import Lookup, Suffix, get
 from foretoken.drafters.automaton import ROOT, SuffixAutomaton
+from foretoken.drafters.other_requests import SharedPosition
 from foretoken.drafters.sharing import Participants
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
@@ -251,6 +252,23 @@ def test_texts_that_run_while_the_oldest_are_forgotten():
     assert draft.counts.tolist() == [3, 3, 3]
     newcomer = sequence_of([30, 5, 6])
     assert chain_of(drafter, newcomer, 2) == [7, 8]
+
+
+@pytest.mark.parametrize("make", [Suffix, Lookup])
+def test_an_interruption_leaves_no_broken_texts_of_other_requests(make, monkeypatch):
+    def interrupted(automaton, length):
+        automaton._links.append(ROOT)  # the first of several lists that grow
+        raise KeyboardInterrupt
+
+    drafter, text = make(100), [1, 2, 3, 1, 2, 4, 1, 2, 3, 5]
+    chain_of(drafter, sequence_of(text))
+    with monkeypatch.context() as patch:
+        patch.setattr(SuffixAutomaton, "_add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            drafter._others.append(SharedPosition(), 7)
+    for _ in range(3):
+        chain_of(drafter, sequence_of([*text, 6, 7, 8, 9]))
+    assert chain_of(drafter, sequence_of([10, 6, 7]), 2) == [8, 9]
 
 
 def test_what_a_request_said_is_not_told_to_another_with_the_same_coins():

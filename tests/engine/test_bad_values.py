@@ -314,6 +314,8 @@ def test_params(engine, value):
     refused(lambda: engine.generate([1, 2], value))
     refused(lambda: next(engine.stream([1, 2], value)))
     refused(lambda: engine.submit([1, 2], value))
+    if not isinstance(value, SamplingParams):
+        refused(lambda: engine.warm_up(value))
     assert not engine.busy
 
 

@@ -289,13 +289,16 @@ def test_a_request_that_is_not_streamed_has_its_text_in_the_completion(stop):
         assert any(one.text for one in told[streamed])
 
 
-def test_a_text_that_can_not_be_decoded_is_one_requests_error():
-    class Partial:
-        def decode(self, tokens, **options):
-            if 7 in tokens:
-                raise KeyError(7)
-            return "x" * len(tokens)
+class Partial:
+    """A tokenizer that does not know token 7."""
 
+    def decode(self, tokens, **options):
+        if 7 in tokens:
+            raise KeyError(7)
+        return "x" * len(tokens)
+
+
+def test_a_text_that_can_not_be_decoded_is_one_requests_error():
     model = load(tiny_llama(seed=1))
     model.tokenizer = Partial()
     engine = Engine(model, None)
@@ -316,6 +319,28 @@ def test_a_text_that_can_not_be_decoded_is_one_requests_error():
     while engine.busy:
         engine.step()
     assert (cancelled.completion.finish_reason, cancelled.completion.text) == ("cancelled", "")
+
+
+@pytest.mark.parametrize("stop", [(), "y"])
+@pytest.mark.parametrize("length", [0, 2])
+def test_a_token_that_can_not_be_decoded_ends_its_own_request_alone(stop, length):
+    model = load(tiny_llama(seed=1))
+    model.tokenizer = Partial()
+    engine = Engine(model, PromptLookup(), num_speculative_tokens=length)
+    forced, forbidden = (
+        SamplingParams(temperature=0, max_new_tokens=4, logit_bias={7: bias}, stop=stop, logprobs=0)
+        for bias in (1000.0, -1000.0)
+    )
+    asked = [engine.submit(PROMPT, params, stream=not stop) for params in (forced, forbidden)]
+    told: dict[object, list] = {request: [] for request in asked}
+    while engine.busy:
+        for request, event in engine.step():
+            told[request] += [piece.token_id for piece in event.pieces]
+    failed, other = (one.completion for one in asked)
+    assert isinstance(failed.error, KeyError)
+    assert (failed.token_ids, failed.text, len(failed.logprobs), failed.stats.emitted) == ([7], "", 1, 1)
+    assert (other.finish_reason, other.text) == ("length", "xxxx")
+    assert [told[one] for one in asked] == [failed.token_ids, other.token_ids]
 
 
 def test_the_text_is_the_same_with_and_without_streaming_where_a_first_space_is_no_text():

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from foretoken import AsyncEngine, Engine, SamplingParams, beam_search, load
-from foretoken.drafters import SharedTokens
+from foretoken.drafters import Lookup, SharedTokens
 from foretoken.integrations.kept_engines import KeptEngines
 from models.native.checkpoints import in_rooms
 from tiny import tiny_llama
@@ -91,6 +91,28 @@ def test_a_model_behind_another_vocabulary_has_its_turn():
     (translated,) = SharedTokens(ours, theirs).models
     assert translated is not ours
     assert translated.turn is ours.turn
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_drafter_that_keeps_tokens_for_others_is_one_engines_at_a_time(alone, monkeypatch):
+    """In two threads at once, engines of two targets broke what it keeps, and each later request failed."""
+    drafter, seen = Lookup(global_tokens=100), []
+    engines = [
+        Engine(load(tiny_llama(seed=seed)), drafter if alone else ["prompt-lookup", drafter], num_speculative_tokens=2)
+        for seed in (1, 2)
+    ]
+    append = drafter._others.append
+
+    def watched(*told):
+        seen.append(is_free(drafter))
+        append(*told)
+
+    monkeypatch.setattr(drafter._others, "append", watched)
+    for engine in engines:
+        engine.generate(PROMPTS[0], PARAMS)
+    assert seen
+    assert not any(seen)
+    assert is_free(drafter)
 
 
 @pytest.mark.parametrize("runner", ["native", "hf"])

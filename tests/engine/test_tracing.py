@@ -119,6 +119,21 @@ def test_a_round_without_a_draft_has_a_trace():
         assert event.pieces[0].origin == "target"
 
 
+def test_candidates_that_the_tokenizer_does_not_know_have_no_text():
+    class Partial(NumberTokenizer):
+        def decode(self, tokens, **options):
+            if 7 in tokens:
+                raise KeyError(7)
+            return super().decode(tokens, **options)
+
+    engine = Engine(load(tiny_llama(seed=1), tokenizer=Partial(32)), None)
+    # The candidates of a greedy request are the model's own; the output never has the token.
+    params = SamplingParams(temperature=0, max_new_tokens=30, logit_bias={7: -1e30})
+    candidates = [one for event in engine.stream(PROMPT, params, trace=True) for one in event.trace.top[0]]
+    assert all(one.text == ("" if one.token_id == 7 else str(one.token_id)) for one in candidates)
+    assert any(one.token_id == 7 for one in candidates)
+
+
 def test_requests_are_traced_one_by_one():
     engine = Engine(tiny_llama(seed=1), tiny_llama(seed=2), "token", 3)
     params = SamplingParams(seed=1, max_new_tokens=9)

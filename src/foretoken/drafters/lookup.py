@@ -52,6 +52,7 @@ class Lookup(SharingDrafter):
 
     def __init__(self, global_tokens: int = 0) -> None:
         self.global_tokens = check_integer("global_tokens", global_tokens, 0, cure="use 0 to keep requests apart")
+        self.keeps = self.global_tokens > 0
         self._others = OtherRequests(self.global_tokens) if self.global_tokens else None
         self.estimates: PerSequence[list[float]] = PerSequence(list)
         self.foreseen: PerSequence[list[bool]] = PerSequence(list)

@@ -52,7 +52,7 @@ class NgramStorage(SharingDrafter):
         self.top_k_filler = top_k_filler
         self.stop_if_unknown = stop_if_unknown
         self.one_level = one_level
-        self.keep = keep
+        self.keep = self.keeps = keep
         self._contexts = (max_order - 1,) if one_level else tuple(range(max_order - 1, 0, -1))
         if one_level:
             self.name = "ngram-storage-one-level"

@@ -45,14 +45,18 @@ class OtherRequests:
         self._generation += 2  # no position is one in these
 
     def append(self, position: SharedPosition, token: int) -> None:
-        """Add the next token of a sequence."""
-        self._refresh(position)
-        if self._young.size >= self._half:
-            self._young, self._old = SuffixAutomaton(), self._young
-            self._generation += 1
+        """Add the next token of a sequence; what interrupts it (Ctrl-C) drops all tokens."""
+        try:
             self._refresh(position)
-        position.young = self._young.append(position.young, token)
-        position.old, position.match = self._old.follow(position.old, position.match, token)
+            if self._young.size >= self._half:
+                self._young, self._old = SuffixAutomaton(), self._young
+                self._generation += 1
+                self._refresh(position)
+            position.young = self._young.append(position.young, token)
+            position.old, position.match = self._old.follow(position.old, position.match, token)
+        except BaseException:  # an automaton that is half changed would fail all later requests
+            self.clear()
+            raise
 
     def contexts(self, position: SharedPosition) -> list[tuple[SuffixAutomaton, int, int]]:
         """The contexts that a sequence ends with: automaton, state and length."""

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from threading import RLock
 
 from foretoken.drafters.base import Batch, Drafter
+from foretoken.models.threads import turn_of
 
 
 class SharingDrafter(Drafter):
-    """A drafter that can keep tokens of requests for others."""
+    """A drafter that can keep tokens of requests for others.
+
+    Attributes:
+        keeps: it does, as it was made.
+    """
+
+    keeps: bool = True
+
+    @property
+    def turn(self) -> RLock:
+        """The lock of these tokens: engines of several targets, each in its own thread, may have the drafter."""
+        return turn_of(self)
 
     @abstractmethod
     def forget(self) -> None:
         """Drop these tokens. What was measured (acceptance rates, costs) stays; running requests go on."""
+
+
+def sharing_parts(drafter: Drafter) -> list[SharingDrafter]:
+    """Those of a drafter and the drafters that it is made of that keep tokens of requests for others."""
+    return [one for one in (drafter, *drafter.drafters) if isinstance(one, SharingDrafter) and one.keeps]
 
 
 def forget_requests(drafter: Drafter) -> None:
@@ -20,9 +38,8 @@ def forget_requests(drafter: Drafter) -> None:
 
     Called before a request is timed that was answered before, whose output would else be copied.
     """
-    for one in (drafter, *drafter.drafters):
-        if isinstance(one, SharingDrafter):
-            one.forget()
+    for one in sharing_parts(drafter):
+        one.forget()
 
 
 class Participants:

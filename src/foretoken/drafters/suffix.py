@@ -40,6 +40,7 @@ class Suffix(SharingDrafter):
 
     def __init__(self, global_tokens: int = 0, *, growth: float = 6.0) -> None:
         self.global_tokens = check_integer("global_tokens", global_tokens, 0, cure="use 0 to keep requests apart")
+        self.keeps = self.global_tokens > 0
         self.growth = check_number("growth", growth, 0.0, above=True, cure="use 6, or 1 for shorter drafts")
         self.matches: PerSequence[int] = PerSequence(int)
         """See `Drafter.matches`."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from foretoken.draft import Draft, int_tensor, no_draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade import Cascade
+from foretoken.drafters.sharing import sharing_parts
 from foretoken.engine.draft_length import DraftLengths
 from foretoken.engine.forced import Forced
 from foretoken.engine.membership import MakeSampler, Membership
@@ -73,7 +74,7 @@ class DecodeLoop:
         self._make_sampler = make_sampler
         self._members: Membership | None = None
         self._learning = 0.0  # seconds that drafters took after the last round
-        self._turns = taking_turns([target, *drafter.models])
+        self._turns = taking_turns([target, *drafter.models, *sharing_parts(drafter)])
 
     @property
     def rows(self) -> list[Row]:

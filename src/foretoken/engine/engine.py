@@ -66,7 +66,8 @@ class Engine:
         vocab: what a drafter model of another vocabulary drafts: ``"intersection"``, the tokens that both have
             (`SharedTokens`); ``"text"``, strings that are put into the target's tokens (`DraftedText`); ``"auto"`` the
             first if at least half of the drafter's tokens are shared, else the second; ``"same"`` refuses such a model.
-        limits: sizes at which work is split or done in another way; they bound memory and never change the output.
+        limits: sizes at which work is split or done in another way; they bound memory and, but for `forced_tokens`
+            where a seed is named, never change the output.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:

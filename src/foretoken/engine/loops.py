@@ -16,7 +16,7 @@ from foretoken.engine.calibration import calibrate
 from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.engine.membership import MakeSampler
 from foretoken.engine.outputs import Completion, StreamEvent
-from foretoken.engine.prompts import Prompt, make_sequence
+from foretoken.engine.prompts import Prompt, check_is_params, make_sequence
 from foretoken.engine.row import Row
 from foretoken.engine.scheduler import Scheduler
 from foretoken.engine.settings import check_num_speculative_tokens, measurement_key
@@ -110,7 +110,7 @@ class Loops:
 
     def get_ready(self, verifier: AnyVerifier, params: Sequence[SamplingParams]) -> None:
         """Decode a few tokens in a loop of its own, which is not kept; see `Engine.warm_up`."""
-        params = params or (SamplingParams(), SamplingParams(temperature=0.0))
+        params = tuple(map(check_is_params, params)) or (SamplingParams(), SamplingParams(temperature=0.0))
         # Graphs for a row by itself come first: what drafts cost is measured with what will run.
         self.target.warm_up(self.drafter.hidden_layers, alone=True)
         for drawn in {not one.greedy and not is_coupled(verifier) for one in params}:

@@ -114,9 +114,7 @@ def make_sequence(
             tokenizer that the model does not have.
         ParameterError: the parameters name tokens that the model does not have, or forbid all that it has.
     """
-    if not isinstance(params, SamplingParams):
-        raise ParameterError(f"params is {shown(params)}: give SamplingParams")
-    _check_params(model, params)
+    _check_params(model, check_is_params(params))
     if not is_single(prompt):
         raise PromptError("a prompt in a list is itself a list of prompts: lists of prompts don't nest")
     seed = params.seed if params.seed is not None else fresh_seed()
@@ -130,6 +128,17 @@ def make_sequence(
             "must be left for the output: shorten the prompt or use a model with a longer context"
         )
     return Sequence(tokens, len(tokens), params, seed, prediction=predicted)
+
+
+def check_is_params(params: object) -> SamplingParams:
+    """See to it that parameters are parameters.
+
+    Raises:
+        ParameterError: they are not.
+    """
+    if not isinstance(params, SamplingParams):
+        raise ParameterError(f"params is {shown(params)}: give SamplingParams")
+    return params
 
 
 def _check_params(model: ReadsPrompts, params: SamplingParams) -> None:

@@ -102,7 +102,8 @@ class Row:
     def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin], *, more: bool = False) -> int:
         """Append tokens until the request ends; how many were taken. `more` go to the event that has those before.
 
-        A token that the request's grammar forbids, which only a lossy verifier accepts, makes the request fail.
+        A token that the request's grammar forbids, which only a lossy verifier accepts, makes the request fail; so does
+        one that the tokenizer can't decode.
         """
         if not more:
             self._pieces = []
@@ -122,7 +123,14 @@ class Row:
             sequence.tokens.append(token)
             length = len(sequence.tokens)
             may_stop = length >= may_stop_from
-            text = detokenizer.add(token, may_stop) if detokenizer is not None else ""
+            text = ""
+            if detokenizer is not None:
+                try:
+                    text = detokenizer.add(token, may_stop)
+                except Exception as error:  # of a tokenizer that does not know all of the model's tokens
+                    self._pieces.append(Piece(token, text, origin))
+                    self.fail(error, emitted=True)
+                    return taken
             stops = (token in self._stop_ids and may_stop) or (matcher is not None and matcher.finished)
             if stops or self.must_stop(token) or (detokenizer is not None and detokenizer.stopped):
                 self.finish_reason = "stop"

@@ -156,7 +156,10 @@ class _Trace:
         )
 
     def _text(self, token: int) -> str:
-        return "" if self._tokenizer is None else str(self._tokenizer.decode([token]))
+        try:
+            return "" if self._tokenizer is None else str(self._tokenizer.decode([token]))
+        except Exception:  # of a tokenizer that does not know all of the model's tokens
+            return ""
 
 
 def _at(probs: Tensor, token: int) -> float:

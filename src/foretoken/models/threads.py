@@ -10,11 +10,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
-
-if TYPE_CHECKING:
-    from foretoken.models.base import LanguageModel
 
 
 def one_thread(enabled: bool = True) -> AbstractContextManager[None]:
@@ -75,14 +72,22 @@ _TURNS: WeakKeyDictionary[object, RLock] = WeakKeyDictionary()
 _making = Lock()
 
 
+class TakesTurns(Protocol):
+    """A model, or a drafter that keeps something for all requests."""
+
+    @property
+    def turn(self) -> RLock:
+        """Its lock, as `turn_of` has it."""
+
+
 def turn_of(model: object) -> RLock:
-    """The lock of a model: one thread at a time may run rounds with it."""
+    """The lock of a model, or of a drafter: one thread at a time may run rounds with it."""
     with _making:
         return _TURNS.setdefault(model, RLock())
 
 
-def taking_turns(models: Iterable[LanguageModel]) -> AbstractContextManager[object]:
-    """Wait until no other thread runs a round with any of these models, and keep them until the block ends.
+def taking_turns(models: Iterable[TakesTurns]) -> AbstractContextManager[object]:
+    """Wait until no other thread runs a round with any of these, and keep them until the block ends.
 
     What is returned may be entered again and again.
     """
