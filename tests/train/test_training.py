@@ -77,6 +77,16 @@ def test_training_raises_acceptance_and_the_engine_takes_the_result(kind, target
     assert not (tmp_path / "out" / "training" / "features").exists()
 
 
+@pytest.mark.parametrize("amp", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_eagle_heads_are_trained_for_targets_of_16_bits(dtype, amp, target, corpus, tmp_path):
+    corpus, course = replace(corpus, num_samples=16), replace(COURSE, steps=2, amp=amp)
+    train(target, SHAPES["eagle3"], corpus, course, tmp_path / "out", dtype=dtype)
+    written = weights(tmp_path / "out")
+    assert {value.dtype for value in written.values()} == {getattr(torch, dtype)}
+    assert all(bool(value.isfinite().all()) for value in written.values())
+
+
 def test_measured_acceptance_is_what_the_engine_sees(target, data, corpus, tmp_path):
     course = replace(COURSE, steps=16, evaluate_every=16, depths=5)
     report = train(target, SHAPES["eagle3"], replace(corpus, num_samples=240, held_out=64), course, tmp_path / "o")
