@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.errors import ParameterError
+
 
 class Listed(NamedTuple):
     """A draft's tensors of the same names as Python's lists."""
@@ -194,6 +196,55 @@ class Draft:
             nodes.append(node)
             node = parents[node - 1]
         return nodes[::-1]
+
+
+def check_proposal(made: object, rows: int, drafter: str) -> Draft:
+    """The draft that a drafter made, if its tensors fit each other and the batch.
+
+    Args:
+        made: what its `propose` returned.
+        rows: of the batch.
+        drafter: its name.
+
+    Raises:
+        ParameterError: it is no draft, or has tensors of other shapes, types or ranges than `Draft` says.
+    """
+    if not isinstance(made, Draft):
+        raise ParameterError(
+            f"drafter {drafter!r} proposed a value of type {type(made).__name__}: return a foretoken.draft.Draft, "
+            "Draft.empty(…) for nothing"
+        )
+    tokens, probs = made.tokens, made.probs
+    size = tuple(tokens.shape)
+    if len(size) != 2 or size[0] != rows or tokens.is_floating_point():
+        raise _misshapen(drafter, "tokens", tokens, f"[{rows}, N] of int64, a row for each sequence of the batch")
+    if tuple(made.parents.shape) != size:
+        raise _misshapen(drafter, "parents", made.parents, f"{list(size)}, as tokens has")
+    if tuple(made.counts.shape) != (rows,):
+        raise _misshapen(drafter, "counts", made.counts, f"[{rows}], a number for each row")
+    if probs is not None and (probs.dim() != 3 or len(probs) != rows or (made.is_chain and probs.shape[1] < size[1])):
+        raise _misshapen(drafter, "probs", probs, f"[{rows}, {size[1]}, V], the distribution that each token is of")
+    if tokens.numel() and tokens.device == _CPU:  # elsewhere looking at numbers would wait for the device
+        least, most = int(made.counts.min()), int(made.counts.max())
+        if least < 0 or most > size[1]:
+            raise ParameterError(
+                f"drafter {drafter!r} proposed counts from {least} to {most}, and tokens has {size[1]} columns: each "
+                "count is of the tokens that its row uses"
+            )
+        last = int(torch.where(made.used(), tokens, 0).max())
+        if probs is not None and last >= probs.shape[2]:
+            raise ParameterError(
+                f"drafter {drafter!r} proposed token {last}, and its probs end at {probs.shape[2] - 1}: a drawn token "
+                "is one of the distribution that it was drawn from"
+            )
+    return made
+
+
+def _misshapen(drafter: str, name: str, found: Tensor, wanted: str) -> ParameterError:
+    kind = str(found.dtype).removeprefix("torch.")
+    return ParameterError(
+        f"drafter {drafter!r} proposed a draft whose {name} are {list(found.shape)} of {kind}: give {wanted}"
+    )
 
 
 def ancestor_matrix(parents: Tensor, is_chain: bool = False) -> Tensor:

@@ -6,9 +6,11 @@ import gc
 from dataclasses import replace
 
 import pytest
+import torch
 
 from batches import batch_of, chain_of, sequence_of
 from foretoken import Engine, load, verify
+from foretoken.draft import Draft
 from foretoken.drafters import (
     Cascade,
     Drafter,
@@ -25,6 +27,7 @@ from foretoken.drafters import (
 )
 from foretoken.drafters.sharing import forget_requests
 from foretoken.engine.calibration import calibrate
+from foretoken.errors import ParameterError
 from foretoken.sampling import SamplingParams
 from foretoken.sequence import Sequence
 from tiny import tiny_llama
@@ -89,6 +92,46 @@ def test_a_cascades_repr_shows_its_drafters():
     assert "drafters=(PromptLookup(max_ngram=3, min_ngram=1), Lookup(global_tokens=0))" in repr(
         Cascade([PromptLookup(), Lookup()])
     )
+
+
+ROWS = torch.full((1, 2), 5)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (None, "type NoneType: return a foretoken.draft.Draft"),
+        ([[5, 5]], "type list: return"),
+        (Draft.chain(ROWS.expand(2, 2)), r"tokens are \[2, 2\] of int64: give \[1, N\]"),
+        (Draft.chain(ROWS.float()), r"tokens are \[1, 2\] of float32: give \[1, N\] of int64"),
+        (Draft(ROWS, ROWS[:, :1], torch.tensor([2])), r"parents are \[1, 1\] of int64: give \[1, 2\]"),
+        (Draft.chain(ROWS, torch.tensor([2, 2])), r"counts are \[2\] of int64: give \[1\]"),
+        (Draft.chain(ROWS, torch.tensor([5])), "counts from 5 to 5, and tokens has 2 columns"),
+        (Draft.chain(ROWS, torch.tensor([-1])), "counts from -1 to -1"),
+        (
+            Draft.chain(ROWS, None, torch.full((1, 1, 32), 1 / 32)),
+            r"probs are \[1, 1, 32\] of float32: give \[1, 2, V\]",
+        ),
+        (Draft.chain(ROWS, None, torch.full((1, 2, 4), 1 / 4)), "token 5, and its probs end at 3"),
+    ],
+)
+def test_a_draft_of_ones_own_whose_tensors_do_not_fit_is_named(made, words):
+    class Own(Drafter):
+        def propose(self, batch, limits):
+            return made
+
+    with pytest.raises(ParameterError, match=f"drafter 'Own' proposed .*{words}"):
+        Engine(tiny_llama(), Own(), num_speculative_tokens=3).generate([[1, 2]], SamplingParams(max_new_tokens=8))
+
+
+def test_padding_of_a_draft_of_ones_own_may_be_any_token():
+    class Own(Drafter):
+        def propose(self, batch, limits):
+            return Draft.chain(torch.tensor([[3, 31]]), torch.tensor([1]), torch.full((1, 2, 4), 1 / 4))
+
+    params = SamplingParams(temperature=0, max_new_tokens=8)
+    plain, drafted = (Engine(tiny_llama(), one).generate([[1, 2]], params)[0] for one in (None, Own()))
+    assert drafted.token_ids == plain.token_ids
 
 
 def test_a_name_that_nobody_chose_is_the_classs():

@@ -88,6 +88,16 @@ def test_a_checkpoint_as_the_eagle_repository_has_them(model, tmp_path):
     assert torch.equal(found.draft_tokens(), head.draft_tokens())
 
 
+@pytest.mark.parametrize(("written", "fused"), [([1, 5, 8], (2, 6, 9)), ([2, 6, 9], (2, 6, 9)), ([], (2, 6, 9))])
+def test_fused_layers_that_a_file_of_sglang_counts_from_zero(written, fused, model, tmp_path):
+    save_eagle3(tiny_eagle3(model, target_layers=(2, 6, 9)), tmp_path)
+    layers = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": written}
+    rewrite(tmp_path, eagle_aux_hidden_state_layer_ids=None, eagle_config=layers)
+    assert load_eagle3(tmp_path, 12).config.target_layers == fused
+    rewrite(tmp_path, eagle_aux_hidden_state_layer_ids=[1, 6, 9])  # as vLLM counts, and Foretoken writes
+    assert load_eagle3(tmp_path, 12).config.target_layers == (1, 6, 9)
+
+
 def test_default_layers():
     assert default_layers(32) == (2, 16, 29)
     assert default_layers(7) == (2, 3, 4)

@@ -53,6 +53,19 @@ def test_pieces_of_a_document_begin_as_texts_do(tmp_path):
     assert {len(prompt) for prompt in found} == {48}
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_file_may_be_one_list(indent, model, tmp_path):
+    file = tmp_path / "alpaca.json"
+    file.write_text("\n" + json.dumps([{"prompt": "w3 w4"}, {"prompt": ""}, {"text": "w5"}], indent=indent))
+    assert sorted(read_prompts(model, [file], 8, 64, 0)) == [[3, 4], [5]]
+    file.write_text(json.dumps([{"prompt": "w3"}, {"prompt": 7}], indent=indent))
+    with pytest.raises(ParameterError, match=r"entry 2 of '.*alpaca.json' can't be used: its 'prompt' is no string"):
+        read_prompts(model, [file], 8, 64, 0)
+    file.write_text(json.dumps([{"prompt": "w3"}], indent=indent)[:-1])
+    with pytest.raises(ParameterError, match=r"^'.*alpaca.json' is no JSON"):
+        read_prompts(model, [file], 8, 64, 0)
+
+
 @pytest.mark.parametrize("far", [100, 100_000])
 def test_prompts_that_are_too_long_are_left_out(model, far, tmp_path):
     long = "w1 " * far

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from foretoken import Engine, SamplingParams
 from foretoken.errors import ForetokenError, ModelError, ParameterError, PromptError
+from foretoken.heads import kind_of
 from foretoken.models import load
 from foretoken.train import Corpus, Course, DrafterShape, TrainingError, storage, train
 from foretoken.train.acceptance import expected_rounds
@@ -75,6 +76,16 @@ def test_training_raises_acceptance_and_the_engine_takes_the_result(kind, target
     assert f"{report.parameters:,}" in card
     assert str(target) in card
     assert not (tmp_path / "out" / "training" / "features").exists()
+
+
+@pytest.mark.parametrize("amp", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_eagle_heads_are_trained_for_targets_of_16_bits(dtype, amp, target, corpus, tmp_path):
+    corpus, course = replace(corpus, num_samples=16), replace(COURSE, steps=2, amp=amp)
+    train(target, SHAPES["eagle3"], corpus, course, tmp_path / "out", dtype=dtype)
+    written = weights(tmp_path / "out")
+    assert {value.dtype for value in written.values()} == {getattr(torch, dtype)}
+    assert all(bool(value.isfinite().all()) for value in written.values())
 
 
 def test_measured_acceptance_is_what_the_engine_sees(target, data, corpus, tmp_path):
@@ -259,6 +270,16 @@ def test_targets_and_folders_that_can_not_be_used_are_named(target, corpus, tmp_
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(TrainingError, match="is there already"):
         train(target, SHAPES["medusa"], corpus, COURSE, tmp_path / "full")
+
+
+def test_the_export_may_lie_in_the_folder_of_the_drafter(target, corpus, tmp_path):
+    corpus, course, out = replace(corpus, num_samples=8), replace(COURSE, steps=1), tmp_path / "out"
+    for _ in range(2):  # the second call finds it there
+        train(target, SHAPES["eagle3"], corpus, course, out, export_speculators=out / "speculators", dtype="float32")
+        assert kind_of(out) == kind_of(out / "speculators") == "eagle3"
+    with pytest.raises(TrainingError, match="of another run"):
+        train(target, SHAPES["eagle3"], corpus, course, out, export_speculators=tmp_path / "other", dtype="bfloat16")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_folder_of_another_run_is_refused(target, corpus, tmp_path):

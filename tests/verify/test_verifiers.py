@@ -377,3 +377,24 @@ def test_probabilities_of_a_model_that_is_trained(name, dtype):
     wanted = decide(get(name), draft, logits.softmax(-1), [[0.3, 0.6]] * 2)
     found = decide(get(name), draft, logits.requires_grad_().softmax(-1), [[0.3, 0.6]] * 2)
     assert (found.accepted, found.following) == (wanted.accepted, wanted.following)
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "words"),
+    [
+        ("stop_probs", lambda found: None, r"gave a NoneType: give a tensor of the shape \[1, 3\]"),
+        ("stop_probs", lambda found: found[:, 1:], r"gave the shape \[1, 2\]: give a tensor of the shape \[1, 3\]"),
+        ("next_probs", lambda found: found[0], r"gave the shape \[5\]: give a tensor of the shape \[1, 5\]"),
+        ("stop_probs", lambda found: found * 0, "with the sum 0: give probabilities"),
+        ("next_probs", lambda found: found * float("nan"), "with the sum nan"),
+        ("next_probs", lambda found: found.log(), "a row from -"),
+    ],
+)
+def test_what_a_verifier_of_ones_own_gives_has_to_be_probabilities(function, change, words):
+    class Own(TokenVerifier):
+        name = "own"
+
+    setattr(Own, function, lambda self, *given: change(getattr(TokenVerifier, function)(self, *given)))
+    draft, p = Draft.chain(torch.tensor([[1, 2]])), torch.full((1, 3, 5), 0.2)
+    with pytest.raises(ParameterError, match=f"verifier 'own': {function} .*{words}"):
+        decide(Own(), draft, p, [[0.3, 0.6]])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
+from functools import wraps
 from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft
+from foretoken.draft import Draft, check_proposal
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.tree_plan import TreePlan
 from foretoken.models.base import Cache, LanguageModel
@@ -144,6 +147,8 @@ class Drafter(ABC):
         super().__init_subclass__()
         if cls.name in ("", *(base.__name__ for base in cls.__mro__[1:])):  # nobody chose it
             cls.name = cls.__name__
+        if "propose" in vars(cls) and not cls.__module__.startswith("foretoken."):
+            cls.propose = _checked(cls.propose)  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         """The class with the settings that its constructor takes and keeps under the same name."""
@@ -170,6 +175,10 @@ class Drafter(ABC):
         Args:
             batch: the rows.
             limits: most tokens that each row may draft; 0 is allowed.
+
+        Returns:
+            A row for each sequence of the batch. What a drafter of your own returns is checked
+            (`foretoken.draft.check_proposal`).
         """
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
@@ -275,6 +284,16 @@ class Drafter(ABC):
             key: names the machine, the models and the drafter.
         """
         return
+
+
+def _checked(propose: Callable[[Any, Batch, AbstractSequence[int]], Draft]) -> Callable[..., Draft]:
+    """The `propose` of a drafter from elsewhere: what it returns is looked at before anything is computed with it."""
+
+    @wraps(propose)
+    def proposed(self: Drafter, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+        return check_proposal(propose(self, batch, limits), len(limits), self.name)
+
+    return proposed
 
 
 class NoDrafter(Drafter):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -165,7 +165,7 @@ def _eagle_config(
     eagle = fields.get("eagle_config") or {}
     layers = (
         fields.get("eagle_aux_hidden_state_layer_ids")
-        or eagle.get("eagle_aux_hidden_state_layer_ids")
+        or _counted_from_one(eagle.get("eagle_aux_hidden_state_layer_ids"))
         or default_layers(target_num_layers)
     )
     vocab_size = int(layer["vocab_size"])
@@ -193,6 +193,16 @@ def _eagle_config(
         fc_norm=bool(fields.get("fc_norm", False)),
         norm_output=bool(fields.get("norm_output", False)),
     )
+
+
+def _counted_from_one(layers: Sequence[int] | None) -> list[int]:
+    """The fused layers of an ``eagle_config``, in the numbers of `LanguageModel.forward`.
+
+    SpecForge and SGLang count layers from 0 there, so that EAGLE's choice begins with 1 and not with 2. SGLang, too,
+    tells by the first number how a file counts.
+    """
+    found = [int(number) for number in layers or ()]
+    return [number + 1 for number in found] if found[:1] == [1] else found
 
 
 def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -132,10 +132,11 @@ class Features:
             states = states.to(device)
         else:
             states = self._teacher.states(ids, self._stored)
-        parts = dict(zip(self._stored, states.chunk(len(self._stored), dim=-1), strict=True))
-        wanted = torch.cat([parts[layer] for layer in self._wanted], dim=-1) if self._wanted else states[..., :0]
+        parts = states.unflatten(-1, (len(self._stored), -1))
+        wanted = parts[:, :, [self._stored.index(layer) for layer in self._wanted]].flatten(2)
         lengths = torch.tensor([len(sample.tokens) for sample in samples], device=device)
-        last, fresh = parts[self._teacher.num_layers], None if known else states
+        last = parts[:, :, self._stored.index(self._teacher.num_layers)]
+        fresh = None if known else states
         return TrainingBatch(ids, lengths, wanted, last, tuple(samples), tuple(numbers), fresh)
 
     def keep(self, batch: TrainingBatch) -> None:

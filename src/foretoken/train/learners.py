@@ -116,9 +116,8 @@ class Eagle3Learner:
             values.append(value)
             return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
-        outputs = head(
-            embeddings[:, 1 : count + 1], head.fuse(batch.states[:, :count]).float(), positions[None], None, remember
-        )
+        fused = head.fuse(batch.states[:, :count].float()).float()  # whatever dtype the target has
+        outputs = head(embeddings[:, 1 : count + 1], fused, positions[None], None, remember)
         yield Prediction(head.logits(outputs), positions, 2, 0)
         if share < 1:
             chosen = torch.randperm(count, generator=generator)[: max(1, round(share * count))].sort().values.to(device)

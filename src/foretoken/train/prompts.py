@@ -27,10 +27,10 @@ def read_prompts(
 
     Args:
         model: the target, with its tokenizer.
-        files: ``*.jsonl`` with one object a line: ``messages`` or ``conversations`` (a chat, up to its last user
-            message), ``question`` or ``instruction`` (a user message if there is a chat template), ``prompt`` (used
-            unchanged) or ``text`` (a document). Every other file is one document. Documents are cut into prompts.
-            Objects whose value is empty are left out.
+        files: ``*.jsonl``, ``*.ndjson`` and ``*.json`` with one object a line, or ``*.json`` with one list of objects:
+            ``messages`` or ``conversations`` (a chat, up to its last user message), ``question`` or ``instruction`` (a
+            user message if there is a chat template), ``prompt`` (used unchanged) or ``text`` (a document). Every other
+            file is one document. Documents are cut into prompts. Objects whose value is empty are left out.
         prompt_tokens: tokens of a prompt that is cut out of a document.
         max_tokens: most tokens of a prompt; longer ones are left out.
         seed: of the shuffling.
@@ -63,19 +63,30 @@ def _prompts_of(model: LanguageModel, file: Path, prompt_tokens: int) -> Iterato
     if file.suffix.lower() not in (".jsonl", ".json", ".ndjson"):
         yield from _pieces(model, text, prompt_tokens)
         return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ParameterError(f"line {number:,} of {str(file)!r} is no JSON ({error}): check the file") from error
+    for place, record in _records(file, text):
         try:
             yield from _of_record(model, record, prompt_tokens)
         except PromptTooLong:
             yield None
         except (ValueError, TypeError, KeyError) as error:
-            raise ParameterError(f"line {number:,} of {str(file)!r} can't be used: {error}") from error
+            raise ParameterError(f"{place} of {str(file)!r} can't be used: {error}") from error
+
+
+def _records(file: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """What a file of JSON holds, and where: one value a line, or, in a ``*.json`` that is one list, its entries."""
+    whole = file.suffix.lower() == ".json" and text.lstrip().startswith("[")
+    for number, line in enumerate([text] if whole else text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            place = "" if whole else f"line {number:,} of "
+            raise ParameterError(f"{place}{str(file)!r} is no JSON ({error}): check the file") from error
+        if whole:
+            yield from ((f"entry {entry:,}", value) for entry, value in enumerate(record, start=1))
+        else:
+            yield f"line {number:,}", record
 
 
 def _of_record(model: LanguageModel, record: Any, prompt_tokens: int) -> Iterator[list[int]]:

@@ -196,9 +196,6 @@ def train(
         raise ParameterError(f"export_speculators writes EAGLE-3 heads: leave it out for {shape.kind}")
     teacher = Teacher(target, **load_options)
     shape.config(teacher)  # fail before sequences are generated
-    if export_speculators is not None:
-        with writing(export_speculators):
-            export_speculators.mkdir(parents=True, exist_ok=True)
     work = out / WORK
     longest_prompt = min(teacher.max_length, corpus.max_length) - corpus.max_new_tokens
     if longest_prompt < 1:
@@ -214,6 +211,9 @@ def train(
             "since some sequences are trained on and some held out; give more data, or raise num_samples"
         )
     _claim(out, _identity(teacher, shape, corpus, course))
+    if export_speculators is not None:  # now, since it may lie in `out`; and before sequences are generated
+        with writing(export_speculators):
+            export_speculators.mkdir(parents=True, exist_ok=True)
     samples = _samples(target, teacher, prompts, corpus, work / "samples", watch, load_options)
     learning, measuring = split(samples, used_prompts, corpus.held_out)
     learner = shape.make(teacher, learning, corpus.seed)

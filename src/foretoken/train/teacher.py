@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from inspect import signature
 from typing import Any
@@ -98,8 +99,11 @@ class Teacher:
 
         Layers are numbered as in `LanguageModel.forward`: 0 is the embeddings; the last one's are after the final norm.
         """
-        output = self.module(input_ids=ids, output_hidden_states=True, use_cache=False, **self._fewest)
-        return torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
+        # Autocasting to bfloat16 has no rule for float16 tensors, and torch.cat fails on them there.
+        half = self.dtype == torch.float16
+        with torch.autocast(self.device.type, enabled=False) if half else nullcontext():
+            output = self.module(input_ids=ids, output_hidden_states=True, use_cache=False, **self._fewest)
+            return torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
 
     @property
     def num_parameters(self) -> int:

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.errors import ParameterError
 from foretoken.sampling import draw, draw_rows
 from foretoken.verify.base import Verdict, Verifier
 from foretoken.verify.fast import shortcut
+
+_ROUNDING = 1e-3
+"""How far below 0 a difference of probabilities in half precision may come out."""
 
 
 def decide(
@@ -24,6 +28,9 @@ def decide(
         target_probs: ``[B, N+1, V]``.
         uniforms: of each row two in [0, 1): one for the node, one for the token. Without drafts a lossless verifier
             needs the second one alone.
+
+    Raises:
+        ParameterError: a verifier that is none of the library's gives something else than such distributions.
     """
     for_token = [each[-1] for each in uniforms]
     if draft.width == 0 and verifier.lossless:  # the token is drawn from p, whoever verifies
@@ -35,8 +42,40 @@ def decide(
         nodes, weights = fast(draft, target_probs, for_node)
         paths = [draft.walk(row, node) for row, node in enumerate(nodes)]
         return Verdict.from_lists(paths, draw_rows(weights, for_token))
+    if not type(verifier).__module__.startswith("foretoken."):
+        verifier = _Guarded(verifier)
     both = torch.tensor([for_node, for_token], dtype=torch.float64, device=target_probs.device)
     node = draw(verifier.stop_probs(draft, target_probs), both[0])
     token = draw(verifier.next_probs(draft, target_probs, node), both[1])
     path, counts = draft.path(node)
     return Verdict(path, counts, token)
+
+
+class _Guarded(Verifier):
+    """A verifier from elsewhere: drawing from what are no probabilities would give any token unnoticed."""
+
+    def __init__(self, inner: Verifier) -> None:
+        self._inner = inner
+
+    def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
+        """See `Verifier.stop_probs`."""
+        return self._checked("stop_probs", self._inner.stop_probs(draft, target_probs), target_probs.shape[:2])
+
+    def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
+        """See `Verifier.next_probs`."""
+        given = draft, target_probs, node
+        return self._checked("next_probs", self._inner.next_probs(*given), target_probs.shape[::2])
+
+    def _checked(self, function: str, found: object, shape: torch.Size) -> Tensor:
+        by = f"verifier {self._inner.name!r}: {function} gave"
+        if not isinstance(found, Tensor) or found.shape != shape:
+            what = f"the shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise ParameterError(f"{by} {what}: give a tensor of the shape {list(shape)}, rows of which sum to 1")
+        bad = ~found.isfinite().all(-1) | (found < -_ROUNDING).any(-1) | ~(found.sum(-1) > 0)
+        if bool(bad.any()):
+            row = found[bad][0]
+            raise ParameterError(
+                f"{by} a row from {float(row.min()):.3g} to {float(row.max()):.3g} with the sum "
+                f"{float(row.sum()):.3g}: give probabilities, finite ones from 0 that sum to 1"
+            )
+        return found
