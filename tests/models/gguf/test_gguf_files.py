@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import gguf as writer
@@ -316,3 +318,23 @@ def test_a_library_that_was_built_here_is_preferred(monkeypatch, tmp_path):
     assert [home.package for home in homes] == ["llama-cpp-python", "xllamacpp"]
     assert homes[0].file == str(tmp_path / "lib" / "libllama.so")
     assert str(homes[0]) == "llama-cpp-python 1.2"
+
+
+def test_what_the_library_itself_lacks_is_told(whole, tmp_path):
+    """As in small container images, which have no OpenMP."""
+    package = tmp_path / "xllamacpp"
+    package.mkdir()
+    (package / "xllamacpp.abi3.so").touch()
+    lacks = "libgomp.so.1: cannot open shared object file"
+    (package / "__init__.py").write_text(f"raise ImportError({lacks!r})\n")
+    script = f"""
+from foretoken import load
+from foretoken.errors import ModelError
+try:
+    load({str(whole)!r}, runner="gguf")
+except ModelError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=300)
+    assert f"can't be loaded ({lacks}): if that names a library of the system, install it" in done.stdout, done.stderr

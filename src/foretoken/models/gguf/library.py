@@ -264,13 +264,17 @@ def library() -> Library:
             raise ModelError(f"{VARIABLE} names {home.file}, which can't be loaded: {error}") from error
     reasons = []
     for home in find_homes():
-        # Its own loader knows which other libraries it needs.
-        if home.package is not None:
-            importlib.import_module(_PACKAGES[home.package])
         try:
+            if home.package is not None:  # its own loader knows which other libraries it needs
+                importlib.import_module(_PACKAGES[home.package])
             return Library(home)
-        except (ModelError, OSError) as error:
+        except ModelError as error:
             reasons.append(str(error))
+        except (ImportError, OSError) as error:
+            reasons.append(
+                f"{home} can't be loaded ({error}): if that names a library of the system, install it (libgomp.so.1 is "
+                "in the package libgomp1 of Debian and Ubuntu)"
+            )
     if reasons:
         raise ModelError("; ".join(reasons))
     raise ModelError(f"GGUF files run on llama.cpp, which is not installed: {INSTALL}")
