@@ -164,6 +164,20 @@ def test_with_a_closed_standard_error_notes_do_not_get_into_the_output():
     assert (done.returncode, done.stdout) == (2, b"")
 
 
+def test_what_was_closed_is_open_to_nobody_in_processes_that_are_started():
+    started = [
+        sys.executable,
+        "-c",
+        "import os, sys; print(sys.stderr is not None, os.fstat(2) == os.stat(os.devnull))",
+    ]
+    code = "import subprocess, foretoken.cli as c; c.sys.argv = ['foretoken', '--version']\ntry: c.main()\n"
+    code += f"except SystemExit: subprocess.run({started!r})"
+    done = subprocess.run(
+        ["sh", "-c", '"$@" 2>&-', "sh", sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment()
+    )
+    assert done.stdout.endswith(b"True True\n")
+
+
 @pytest.mark.parametrize("arguments", [["generate", "-"], ["chat"]])
 def test_a_closed_standard_input_is_named(arguments):
     code = (

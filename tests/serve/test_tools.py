@@ -169,7 +169,16 @@ def test_fields_that_are_null_are_not_given(server):
     chat = {"messages": messages, "tools": [{**LEGS, "odd": None}], "tool_choice": "none", "max_tokens": 1}
     assert server.chat(**chat).status == 200
     assert message(server, tools=[{**CLAUDES, "odd": None}], tool_choice={"type": "auto", "odd": None}).status == 200
-    item = {"type": "function_call", "call_id": "1", "name": "a", "arguments": "{}", "odd": None}
+    marked = {**called, "type": "", "cache_control": {"type": "ephemeral"}}  # put together from a stream, and a hint
+    assert server.chat(messages=[*USER, {"role": "assistant", "tool_calls": [marked]}], max_tokens=1).status == 200
+    item = {
+        "type": "function_call",
+        "call_id": "1",
+        "name": "a",
+        "arguments": "{}",
+        "odd": None,
+        "parsed_arguments": {},
+    }
     result = {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "5"}]}
     response = {"input": [item, {**result, "odd": None}], "tools": [{**FLAT, "odd": None}], "max_output_tokens": 1}
     assert server.post("/v1/responses", response).status == 200
@@ -401,6 +410,9 @@ def test_wrong_tools_of_responses_are_refused(server, fields, param):
         ("hermes", "a <tool_call>b</tool_call> c", "a <tool_call>b</tool_call> c", []),
         ("hermes", f"Hi {CALL} bye", "Hi bye", [("legs_of", ARGUMENTS)]),
         ("hermes", '<tool_call>{"name": "a", "arguments": {}}\nnot closed', "not closed", [("a", {})]),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {}}}', "", [("a", {})]),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {}}}\n</tool', "", [("a", {})]),
+        ("hermes", f'<tool_call>{{"name": "a", "arguments": {{}}}}}}\n{CALL}', "", [("a", {}), ("legs_of", ARGUMENTS)]),
         ("hermes", '<tool_call>{"name": "a", "arguments": {}}}\n</tool_call>', "", [("a", {})]),
         ("hermes", '<tool_call>{"name": "a", "arguments": {}}\n</tool_', "", [("a", {})]),
         ("hermes", '<tool_call>{"name": "a", "arguments": {}, "id": "}"}</tool_call>b', "b", [("a", {})]),

@@ -17,6 +17,7 @@ from foretoken.cli.serve import (
     addresses,
     check_options,
     check_ray,
+    hear_sigterm,
     load_served,
     note_open_door,
     serve_settings,
@@ -169,6 +170,7 @@ def run_replicas(models: ModelOptions, options: ServeOptions, scaling: ReplicaOp
     """
     from foretoken.cli.setup import keep_quiet
 
+    hear_sigterm()
     check_ray()
     screen = Screen(options.no_color)
     keep_quiet(screen)

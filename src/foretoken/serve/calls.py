@@ -235,8 +235,8 @@ class CallParser:
 
 
 def _behind(tail: str) -> str:
-    """What follows a call that was not closed: its object ends with the first brace, if that is what comes next."""
-    found = re.match(r"\s*\}", tail)
+    """What follows a call that was not closed: its object ends with a brace, and what stands there twice is no text."""
+    found = re.match(r"\s*\}(\s*\})*", tail)
     return tail[found.end() :] if found else ""
 
 

@@ -8,8 +8,8 @@ from foretoken.serve.errors import ApiError, refuse_others
 from foretoken.serve.tools import read_calls
 
 LONGEST_CALL_ID = 1_000
-_PART_FIELDS = {"type", "text", "cache_control"}
-"""Of a part of a message; the last is a hint that changes nothing."""
+_PART_FIELDS = {"type", "text", "cache_control", "parsed"}
+"""Of a part of a message: a hint that changes nothing, and the text once more, as in `_FURTHER`."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FURTHER = {"assistant": ("tool_calls", "reasoning_content", "parsed"), "tool": ("tool_call_id", "name")}
 """Fields of messages besides role and content, by role. `parsed` is the content once more: OpenAI's client adds it to

@@ -11,7 +11,7 @@ from foretoken.serve.chat_messages import text_of
 from foretoken.serve.errors import ApiError, refuse_others
 from foretoken.serve.tools import NOT_GIVEN, ToolSet, choose, listed, make_tool, read_calls
 
-_CALL_FIELDS = ("type", "id", "status", "call_id", "name", "arguments")
+_CALL_FIELDS = ("type", "id", "status", "call_id", "name", "arguments", "parsed_arguments")  # the last as in chats
 _RESULT_FIELDS = ("type", "id", "status", "call_id", "output")
 Event = tuple[str, dict[str, Any]]
 

@@ -180,7 +180,8 @@ def _function(tool: Any, param: str) -> Tool:
     return make_tool(function.get("name"), function.get("description"), function.get("parameters"), f"{param}.function")
 
 
-_CALL_FIELDS = ("id", "type", "function", "index")  # the last of a call that was put together from a stream
+_CALL_FIELDS = ("id", "type", "function", "index", "cache_control")
+"""Of a call; the index is of one that was put together from a stream, the last is a hint, as of parts."""
 _CALLED_FIELDS = ("name", "arguments", "parsed_arguments")  # the last by OpenAI's client, of its own answers
 
 
@@ -203,7 +204,7 @@ def read_calls(calls: Any, param: str, lenient: bool = False) -> list[dict[str, 
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ApiError(400, f"{where} is no call: give {{id, type, function: {{name, arguments}}}}", where)
-        if call.get("type") not in (None, "function"):
+        if call.get("type") not in (None, "", "function"):  # empty: not put together from a stream
             raise ApiError(400, f"{where}.type is not function, and others are not served", f"{where}.type")
         refuse_others(call, _CALL_FIELDS, where, NOT_GIVEN)
         refuse_others(function, _CALLED_FIELDS, f"{where}.function", NOT_GIVEN)
