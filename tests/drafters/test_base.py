@@ -25,7 +25,7 @@ from foretoken.drafters import (
     Suffix,
     TokenRecycling,
 )
-from foretoken.drafters.sharing import forget_requests
+from foretoken.drafters.sharing import forget_requests, sharing_parts
 from foretoken.engine.calibration import calibrate
 from foretoken.errors import ParameterError
 from foretoken.sampling import SamplingParams
@@ -180,13 +180,15 @@ def test_calibration_leaves_nothing_for_requests(kind, temperature):
     assert rounds(calibrated=True) == alone
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["recycling", "ngram-storage", "suffix", "lookup:1000"])
 def test_what_was_forgotten_is_not_drafted(kind, inside):
     """A request that comes again is drafted as it was the first time."""
     drafter = SHARING[kind]() if kind in SHARING else Lookup(1_000)
     engine = Engine(load(tiny_llama(seed=1)), drafter, "token", 4, reuse_prefixes=False)
-    forgetful = Cascade([drafter]) if inside else drafter
+    forgetful = drafter
+    for _ in range(inside):
+        forgetful = Cascade([forgetful])
 
     def first_drafts() -> list[list[int]]:
         """Of rounds in which acceptance rates, which stay, are those before any was measured."""
@@ -198,6 +200,11 @@ def test_what_was_forgotten_is_not_drafted(kind, inside):
     assert first_drafts() != alone
     forget_requests(forgetful)
     assert first_drafts() == alone
+
+
+def test_who_keeps_nothing_for_other_requests_has_nothing_to_forget():
+    assert not sharing_parts(Cascade([TokenRecycling(), Lookup(), Suffix(0)]))
+    assert len(sharing_parts(Cascade([Cascade([TokenRecycling(shared=True)]), Suffix(10), Lookup(10)]))) == 3
 
 
 def test_sequences_go_on_after_others_were_forgotten():

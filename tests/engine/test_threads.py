@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 
@@ -113,6 +114,22 @@ def test_a_drafter_that_keeps_tokens_for_others_is_one_engines_at_a_time(alone, 
     assert seen
     assert not any(seen)
     assert is_free(drafter)
+
+
+def test_drafters_that_are_equal_have_turns_of_their_own():
+    """A dataclass that can be compared has no hash."""
+
+    @dataclass
+    class Mine(Lookup):
+        kept: int = 100
+
+        def __post_init__(self):
+            super().__init__(self.kept)
+
+    first, second = Mine(), Mine()
+    assert first == second
+    assert first.turn is first.turn is not second.turn
+    assert Engine(load(tiny_llama(seed=1)), first).generate(PROMPTS[0], PARAMS).error is None
 
 
 @pytest.mark.parametrize("runner", ["native", "hf"])

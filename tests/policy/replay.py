@@ -288,7 +288,7 @@ class Engine:
         requests = [policy.open(sampled=False, reproducible=self.reproducible) for _ in batch]
         self.passes.prefill(batch)
         done, spent, unseen = [1] * len(batch), 0.0, [len(one.prompt) + 1 for one in batch]
-        followed, together, drafted, prompted = [False] * len(batch), 0, False, True
+        followed, together, drafted = [False] * len(batch), 0, False
         while live := [row for row, one in enumerate(batch) if done[row] < len(one.tokens)]:
             rows = []
             rest = policy.resting([requests[row] for row in live])
@@ -356,8 +356,8 @@ class Engine:
                 seconds += call
                 calls.append((model, longest, asked, lag, self.measured(call)))
             spent += seconds
-            took = None if prompted else self.measured(passed)  # in the first round the prompt is read, too
-            copied, prompted = self.measured(copied), False
+            took = self.measured(passed)
+            copied = self.measured(copied)
             if goes_on:
                 policy.lessons.rested(1, len(resting))
                 continue

@@ -52,7 +52,7 @@ class TokenRecycling(SharingDrafter):
 
     def __init__(self, candidates: int = 8, *, shared: bool = False) -> None:
         self.candidates = check_integer("candidates", candidates, 1, len(_LATER) + 1, cure="use 8")
-        self.shared = shared
+        self.shared = self.keeps = shared
         self._common = _SuccessorTable()
         self._own = PerSequence(_SuccessorTable)
         self._entered: PerSequence[bool] = PerSequence(bool)  # whether a sequence's prompt is in its table

@@ -30,7 +30,8 @@ class SharingDrafter(Drafter):
 
 def sharing_parts(drafter: Drafter) -> list[SharingDrafter]:
     """Those of a drafter and the drafters that it is made of that keep tokens of requests for others."""
-    return [one for one in (drafter, *drafter.drafters) if isinstance(one, SharingDrafter) and one.keeps]
+    own = [drafter] if isinstance(drafter, SharingDrafter) and drafter.keeps else []
+    return own + [part for one in drafter.drafters for part in sharing_parts(one)]
 
 
 def forget_requests(drafter: Drafter) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import finalize
 
 
 def one_thread(enabled: bool = True) -> AbstractContextManager[None]:
@@ -68,7 +68,7 @@ def library_loaded() -> None:
     _runtimes.cache_clear()
 
 
-_TURNS: WeakKeyDictionary[object, RLock] = WeakKeyDictionary()
+_TURNS: dict[int, RLock] = {}  # by identity: what has a turn may be equal to others, and have no hash
 _making = Lock()
 
 
@@ -83,7 +83,10 @@ class TakesTurns(Protocol):
 def turn_of(model: object) -> RLock:
     """The lock of a model, or of a drafter: one thread at a time may run rounds with it."""
     with _making:
-        return _TURNS.setdefault(model, RLock())
+        if id(model) not in _TURNS:
+            _TURNS[id(model)] = RLock()
+            finalize(model, _TURNS.pop, id(model))
+        return _TURNS[id(model)]
 
 
 def taking_turns(models: Iterable[TakesTurns]) -> AbstractContextManager[object]:
