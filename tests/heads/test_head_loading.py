@@ -19,7 +19,7 @@ from foretoken.heads import (
     save_eagle3,
     save_medusa,
 )
-from tiny import tiny_llama
+from tiny import tiny_gemma4, tiny_llama
 from tiny_heads import tiny_eagle3, tiny_medusa
 
 LAYOUTS = ["eagle", "speculators"]
@@ -103,6 +103,13 @@ def test_default_layers():
     assert default_layers(7) == (2, 3, 4)
     assert default_layers(4) == (0, 2, 3)
     assert default_layers(1) == (0,)
+
+
+def test_a_head_for_a_target_whose_layers_differ_is_like_the_first_one():
+    target = tiny_gemma4()
+    config = tiny_eagle3(target).config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 8)
+    assert config.intermediate_size == target.config.per_layer_config[0].intermediate_size
 
 
 def test_speculators_files_may_have_tables_of_one_kind_alone(model, tmp_path):

@@ -9,10 +9,12 @@ import torch
 import tiny
 from foretoken.engine.engine import Engine
 from foretoken.limits import Limits, use_limits
-from foretoken.models import attention, load
+from foretoken.models import attention, load, traits
 from foretoken.models.feed import feed
 from foretoken.models.hf import HFModel
+from foretoken.models.local_layers import LocalLayers
 from foretoken.models.longrope import LongRopeModel
+from foretoken.models.masks import GLOBAL, LOCAL
 from foretoken.models.recompute import RecomputeModel
 from foretoken.models.seq2seq import RecomputeSeq2SeqModel, Seq2SeqModel
 from foretoken.models.wrapping import SlowModelWarning
@@ -215,6 +217,16 @@ def test_windows_of_slots_are_windows_of_positions():
     assert module.transformer.h[1].attn.attention.bias is table
 
 
+def test_windows_of_slots_are_hidden_on_the_device_of_their_layer():
+    module = tiny.tiny_gpt_neo()
+    model = load(module)
+    layer = module.transformer.h[1].attn.attention.to("meta")
+    mask = torch.zeros(1, 1, 3, 3, device=model.device)
+    with LocalLayers.of(module).hiding({GLOBAL: mask, LOCAL: mask}, 3):
+        output = layer(torch.zeros(1, 3, 32, device="meta"), attention_mask=mask)[0]
+    assert output.device.type == "meta"
+
+
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo"])
 def test_padding_stops_at_the_last_position(family):
     """A short row beside one that fills the context is padded beyond the position table."""
@@ -285,6 +297,19 @@ def test_memory_of_a_cache_whose_layers_differ():
     held = sum(buffer.nbytes for layer in cache.layers for buffer in (layer.keys, layer.values))
     assert held == 2 * 2 * (8 + 16) * 4 * 256
     assert model.cache_bytes([170]) == held  # with half as many more to grow
+
+
+@pytest.mark.parametrize("make", [tiny.tiny_gemma4, tiny.tiny_t5])
+def test_memory_of_a_cache_is_asked_for_without_reading_the_config_again(make, monkeypatch):
+    model, read, original = load(make()), [], traits.layer_configs
+
+    def layer_configs(config):
+        read.append(config)
+        return original(config)
+
+    monkeypatch.setattr(traits, "layer_configs", layer_configs)
+    assert len({model.cache_bytes([30]) for _ in range(5)}) == 1
+    assert len(read) <= 1
 
 
 def test_facts():

@@ -74,12 +74,21 @@ def test_missing_folder(missing):
         load(missing)
 
 
-def test_of_a_hub_model_nothing_is_downloaded_that_is_not_loaded():
+def test_of_a_hub_model_nothing_is_downloaded_that_is_not_loaded(monkeypatch, tmp_path):
     loaded = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"]
     others = ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "original/model.safetensors"]
-    patterns = {"allow_patterns": list(loading._DOWNLOADED), "ignore_patterns": list(loading._LEFT)}
     files = [*loaded, *others, "onnx/config.json", "pytorch_model.bin", "README.md"]
-    assert list(filter_repo_objects(files, **patterns)) == loaded
+    downloaded = []
+
+    def snapshot_download(source, *, revision, local_files_only, allow_patterns=None, ignore_patterns=None):
+        downloaded.extend(
+            filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns),
+        )
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert loading._download("some/model", {}) == tmp_path
+    assert downloaded == loaded
 
 
 def test_neither_folder_nor_hub_id(monkeypatch):
@@ -98,12 +107,15 @@ def test_file_in_place_of_a_folder(folder):
         load(folder / "config.json")
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+
+
 def damaged(folder, how):
     weights, config = folder / "model.safetensors", folder / "config.json"
     if how == "truncated":
         weights.write_bytes(weights.read_bytes()[:1000])
     elif how == "pointer":
-        weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+        weights.write_text(POINTER)
     elif how == "without weights":
         weights.unlink()
     elif how == "garbled config":
@@ -129,6 +141,22 @@ def test_damaged_folder(folder, how, message):
     with pytest.raises(ModelError, match=message) as caught:
         load(folder)
     assert str(folder) in str(caught.value)
+
+
+def test_pointers_of_git_lfs_do_not_hide_other_reasons(folder):
+    for name in ("consolidated.safetensors", "pytorch_model.bin"):  # which are not loaded
+        (folder / name).write_text(POINTER)
+    with pytest.raises(ModelError, match="can't be loaded with these options"):
+        load(folder, attn_implementation="nonsense")
+    damaged(folder, "truncated")
+    with pytest.raises(ModelError, match="broken or incomplete"):
+        load(folder)
+    damaged(folder, "pointer")
+    with pytest.raises(ModelError, match="can't be loaded with these options"):
+        load(folder, attn_implementation="nonsense")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is a pointer of Git LFS"):
+        load(folder)
 
 
 def test_no_language_model(tmp_path):

@@ -105,6 +105,7 @@ def test_tokens_of_id_0_and_beams_are_told(tmp_path, runner):
 
 def test_what_changes_nothing_is_not_told(tmp_path):
     nothing = {"suppress_tokens": None, "min_length": 0, "no_repeat_ngram_size": 0, "typical_p": 1.0, "num_beams": 1}
+    nothing |= {"sequence_bias": {}, "forced_eos_token_id": []}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(checkpoint(tmp_path, **nothing, guidance_scale=1.0, forced_bos_token_id=None))

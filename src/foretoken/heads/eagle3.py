@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from foretoken.errors import ModelError
 from foretoken.models.native.rope import ROPE_TYPES, Rotary
+from foretoken.models.traits import layer_configs
 
 Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes the new keys and values ``[B, G, N, D]``; returns all that attention covers, K long."""
@@ -127,18 +128,21 @@ class Eagle3Config:
     def for_target(cls, config: Any, *, draft_vocab_size: int | None = None, **fields: Any) -> Eagle3Config:
         """A head in the manner of a target: as wide, with as many heads, one layer of its kind.
 
+        Where the target's layers differ, the head is like the first one.
+
         Args:
             config: transformers' config of the target's language model.
             draft_vocab_size: tokens that the head can propose; None for all.
             fields: other values for any attribute.
         """
-        heads = config.num_attention_heads
+        layer = layer_configs(config)[0]
+        heads = layer.num_attention_heads
         given: dict[str, Any] = {
             "hidden_size": config.hidden_size,
-            "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            "intermediate_size": getattr(layer, "intermediate_size", None) or 4 * config.hidden_size,
             "num_attention_heads": heads,
-            "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
-            "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+            "num_key_value_heads": getattr(layer, "num_key_value_heads", None) or heads,
+            "head_dim": getattr(layer, "head_dim", None) or config.hidden_size // heads,
             "vocab_size": config.vocab_size,
             "draft_vocab_size": draft_vocab_size or config.vocab_size,
             "target_hidden_size": config.hidden_size,

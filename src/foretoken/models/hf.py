@@ -57,7 +57,7 @@ class HFModel(traits.Wrapped):
 
     def cache_bytes(self, lengths: Sequence[int]) -> int:
         """See `LanguageModel.cache_bytes`."""
-        return slots_bytes(lengths, traits.slot_bytes(self.module))
+        return slots_bytes(lengths, self._slot_bytes)
 
     def exit_after(self, layers: int) -> HFModel:
         """See `LanguageModel.exit_after`."""
@@ -145,7 +145,7 @@ class HFModel(traits.Wrapped):
             layer_type: self._masks.mask(plan, pattern, self._plain_causal)
             for layer_type, pattern in self._patterns.items()
         }
-        return nullcontext(masks) if self._local is None else self._local.hiding(masks, plan.end, self.device)
+        return nullcontext(masks) if self._local is None else self._local.hiding(masks, plan.end)
 
 
 def _local_layers(module: Any) -> Any:

@@ -52,9 +52,6 @@ def _message(name: str, source: str, error: Exception, text: str) -> str:
             f"{name} runs with code of its own alone, which transformers does not have: read that code, and if you "
             "trust it, load the model in Python, with trust_remote_code=True"
         )
-    for file in (*Path(source).glob("*.safetensors"), *Path(source).glob("*.bin")):
-        if _is_pointer(file):
-            return f"{name} can't be loaded: {file.name} is a pointer of Git LFS, not the weights: run 'git lfs pull'"
     if "model type" in text and ("not recognize" in text or "unrecognized" in text.lower()):
         import transformers
 
@@ -65,6 +62,11 @@ def _message(name: str, source: str, error: Exception, text: str) -> str:
         return f"{name} can't be loaded with these options: {first}"
     if "ignore_mismatched_sizes" in text:
         return f"{name} can't be loaded, its files are broken: the weights have other shapes than config.json says"
+    folder = Path(source)
+    # Other files are not loaded, nor are the second ones where there are the first.
+    for file in sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin")):
+        if _is_pointer(file):
+            return f"{name} can't be loaded: {file.name} is a pointer of Git LFS, not the weights: run 'git lfs pull'"
     return f"{name} can't be loaded, its files are broken or incomplete ({type(error).__name__}): {first}"
 
 

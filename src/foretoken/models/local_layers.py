@@ -29,7 +29,7 @@ class LocalLayers:
 
     def __init__(self, module: Any) -> None:
         self._masks: Masks | None = None
-        self._blank: Tensor | None = None
+        self._slots = 0
         self._tables: dict[nn.Module, Tensor] = {}
         for part in module.modules():
             if isinstance(part, GPTNeoSelfAttention):
@@ -45,21 +45,24 @@ class LocalLayers:
         return layers
 
     @contextmanager
-    def hiding(self, masks: Masks, slots: int, device: torch.device) -> Iterator[Tensor | None]:
+    def hiding(self, masks: Masks, slots: int) -> Iterator[Tensor | None]:
         """Set masks over so many slots; yields the one to call the model with."""
-        self._masks = masks
-        self._blank = torch.ones((), dtype=torch.bool, device=device).expand(1, 1, slots, slots)
+        self._masks, self._slots = masks, slots
         try:
             yield masks[GLOBAL]
         finally:
-            self._masks = self._blank = None
+            self._masks = None
 
     def _enter(self, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._masks is None:
             return None
-        self._tables[part], part.bias = part.bias, self._blank
-        local = part.attention_type == LOCAL
-        return args, {**kwargs, "attention_mask": self._masks[LOCAL]} if local else kwargs
+        table, mask = part.bias, self._masks[LOCAL]
+        device = table.device  # the layer's: a model may lie on several
+        blank = torch.ones((), dtype=torch.bool, device=device).expand(1, 1, self._slots, self._slots)
+        self._tables[part], part.bias = table, blank
+        if part.attention_type != LOCAL:
+            return args, kwargs
+        return args, {**kwargs, "attention_mask": None if mask is None else mask.to(device)}
 
     def _leave(self, part: Any, args: tuple[Any, ...], output: Any) -> None:
         if part in self._tables:

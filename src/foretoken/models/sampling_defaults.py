@@ -83,8 +83,8 @@ def _without_unused(found: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 def _asks(name: str, value: Any) -> bool:
     """Whether a value of a field among `_UNUSED` asks for anything."""
     if value is None or name in _TOKENS:
-        return value is not None  # 0 is a token, too
-    return value not in (0, [], 1 if name in _NOTHING_AT_ONE else None)
+        return value not in (None, [])  # 0 is a token, too
+    return value not in (0, [], {}, 1 if name in _NOTHING_AT_ONE else None)
 
 
 def of_folder(folder: Path) -> dict[str, Any]:

@@ -190,7 +190,7 @@ class Seq2SeqModel(traits.Wrapped):
         """See `LanguageModel.cache_bytes`."""
         # Cross attention's keys and values are as large as the decoder's own, and the encoder's outputs come on top.
         width = getattr(traits.text_config(self.module), "d_model", 0) * self.dtype.itemsize
-        return slots_bytes(lengths, 2 * traits.slot_bytes(self.module) + 2 * width)
+        return slots_bytes(lengths, 2 * self._slot_bytes + 2 * width)
 
     def forward(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import copy
+from functools import cached_property
 from threading import RLock, get_ident
 from typing import Any
 
@@ -206,6 +207,11 @@ class Wrapped(LanguageModel):
     def hidden_size(self) -> int:
         """See `LanguageModel`."""
         return int(text_config(self.module).hidden_size)
+
+    @cached_property
+    def _slot_bytes(self) -> int:
+        # Kept, since schedulers ask for every waiting request, and configs whose layers differ are slow to read.
+        return slot_bytes(self.module)
 
     def embeddings(self) -> Tensor:
         """See `LanguageModel`."""

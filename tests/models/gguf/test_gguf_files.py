@@ -74,6 +74,21 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path):
         load(unknown_architecture(tmp_path))
 
 
+def test_of_a_model_in_parts_that_is_refused_the_reason_is_told(tmp_path):
+    for part in (1, 2):
+        made = writer.GGUFWriter(tmp_path / f"model-0000{part}-of-00002.gguf", "blancmange")
+        made.add_block_count(1)
+        made.add_uint16("split.no", part - 1)
+        made.add_uint16("split.count", 2)
+        made.add_int32("split.tensors.count", 0)
+        made.write_header_to_file()
+        made.write_kv_data_to_file()
+        made.write_tensors_to_file()
+        made.close()
+    with pytest.raises(ModelError, match=r"architecture 'blancmange', which xllamacpp .* does not know: update it"):
+        load(tmp_path)
+
+
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(ModelError, match=r"there is no file .*nothing\.gguf"):
         load(tmp_path / "nothing.gguf")

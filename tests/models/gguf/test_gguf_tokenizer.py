@@ -14,8 +14,10 @@ from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, SamplingParams
 from foretoken.drafters.vocabularies import Vocabulary, shared_tokens
 from foretoken.engine.detokenizer import Detokenizer
-from foretoken.errors import PromptError
+from foretoken.errors import OutOfMemory, PromptError
 from foretoken.models import gguf
+from foretoken.models.gguf.entries import CONTROL, UNKNOWN
+from foretoken.models.gguf.stack import call_with_stack
 from foretoken.models.pairing import check_pair, difference
 from foretoken.models.wrapping import wrap
 from foretoken.sampling import GrammarCompiler
@@ -190,6 +192,18 @@ def test_what_the_library_would_end_the_process_for_is_refused_or_no_text(tmp_pa
     for text, character in (("the é", "'é'"), ("two", "'o'"), ("the\n", r"'\\n'")):
         with pytest.raises(PromptError, match=f"has no token for {character}, and none for its bytes: leave it out"):
             tokenizer(text)
+
+
+def test_a_vocabulary_is_searched_once_for_the_tokens_of_a_kind(model):
+    entries = model.tokenizer._entries
+    assert entries.special == set(entries.having(CONTROL)) | set(entries.having(UNKNOWN))
+    assert entries.having(CONTROL) is entries.having(CONTROL)
+
+
+def test_a_stack_that_the_system_does_not_give_is_no_memory():
+    with pytest.raises(OutOfMemory, match="a stack of 1 bytes"):  # refused for its size, as large ones are on Windows
+        call_with_stack(1, list)
+    assert call_with_stack(1 << 20, list) == []
 
 
 def test_grammars_allow_the_same_tokens_as_with_the_other_tokenizer(model, theirs):

@@ -30,6 +30,7 @@ class Entries:
         self._calls, self._vocab = library, vocab
         self.size: int = library.llama_vocab_n_tokens(vocab)
         self._pieces: dict[int, bytes] = {}
+        self._having: dict[int, list[int]] = {}
 
     @cached_property
     def names(self) -> list[str]:
@@ -56,6 +57,9 @@ class Entries:
     def check(self, text: bytes, whole: int) -> None:
         """Refuse a character that has no token, nor have its bytes: llama.cpp ends the process.
 
+        Refused is more than has to be: a character that is in longer pieces alone, even where the text has one of them.
+        This concerns only vocabularies that lack tokens of bytes.
+
         Args:
             text: that is to be split by a SentencePiece vocabulary.
             whole: attributes of tokens that are found in it before.
@@ -73,8 +77,13 @@ class Entries:
                 )
 
     def having(self, attributes: int) -> list[int]:
-        """Tokens with at least one of some attributes."""
-        return [token for token, bits in enumerate(self.attributes) if bits & attributes]
+        """Tokens with at least one of some attributes. The list is kept: leave it as it is."""
+        found = self._having.get(attributes)
+        if found is None:
+            found = self._having[attributes] = [
+                token for token, bits in enumerate(self.attributes) if bits & attributes
+            ]
+        return found
 
     @cached_property
     def special(self) -> frozenset[int]:

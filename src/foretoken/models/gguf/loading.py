@@ -171,7 +171,7 @@ def _open(calls: Library, parts: Sequence[Path], name: str, options: Options, vo
         else:
             pointer = calls.llama_model_load_from_file(paths[0], params)
     if not pointer:
-        raise _no_model(_read_header(parts).metadata, name) or _refused(calls, name, said)
+        raise _no_model(_read_header(parts).metadata, len(parts), name) or _refused(calls, name, said)
     return Handle(calls, pointer)
 
 
@@ -183,13 +183,13 @@ _NO_MODELS = {
 """By what files say of themselves."""
 
 
-def _no_model(metadata: dict[str, Any], name: str) -> ModelError | None:
-    """The error for a file that belongs to a model, and is none."""
+def _no_model(metadata: dict[str, Any], given: int, name: str) -> ModelError | None:
+    """The error for a file, or so many `given` ones, that belong to a model, and are none."""
     kind = "mmproj" if metadata.get("general.architecture") == "clip" else metadata.get("general.type")
     if kind in _NO_MODELS:
         return ModelError(f"{name} is {_NO_MODELS[kind]}")
     count, number = metadata.get("split.count", 0), metadata.get("split.no", 0) + 1
-    if count > 1:
+    if count > 1 and given == 1:
         return ModelError(
             f"{name} is part {number} of {count}: put all of them into one folder, with the names that they had "
             f"(such as model-{number:05d}-of-{count:05d}.gguf)"

@@ -22,15 +22,16 @@ def call_with_stack(size: int, function: Callable[[], Result]) -> Result:
         function: what is called.
 
     Raises:
-        OutOfMemory: the system has no address space for such a stack.
+        OutOfMemory: the system has no address space for such a stack, or gives none of that size.
     """
     found: list[Result] = []
     thread = threading.Thread(target=lambda: found.append(function()))
     with _CHANGING:
-        before = threading.stack_size(-(-size // _PAGE) * _PAGE)
+        before = threading.stack_size()
         try:
+            threading.stack_size(-(-size // _PAGE) * _PAGE)  # Windows refuses 256 MiB and more with a ValueError
             thread.start()
-        except (RuntimeError, MemoryError) as error:
+        except (ValueError, RuntimeError, MemoryError) as error:
             raise OutOfMemory(f"no memory for a stack of {size:,} bytes: shorten the prompt") from error
         finally:
             threading.stack_size(before)
