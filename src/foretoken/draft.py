@@ -198,12 +198,12 @@ class Draft:
         return nodes[::-1]
 
 
-def check_proposal(made: object, rows: int, drafter: str) -> Draft:
+def check_proposal(made: object, reads: AbstractSequence[bool], drafter: str) -> Draft:
     """The draft that a drafter made, if its tensors fit each other and the batch.
 
     Args:
         made: what its `propose` returned.
-        rows: of the batch.
+        reads: of each row of the batch, whether its `Draft.probs` count: not where they are ignored.
         drafter: its name.
 
     Raises:
@@ -214,7 +214,7 @@ def check_proposal(made: object, rows: int, drafter: str) -> Draft:
             f"drafter {drafter!r} proposed a value of type {type(made).__name__}: return a foretoken.draft.Draft, "
             "Draft.empty(…) for nothing"
         )
-    tokens, probs = made.tokens, made.probs
+    tokens, probs, rows = made.tokens, made.probs, len(reads)
     size = tuple(tokens.shape)
     if len(size) != 2 or size[0] != rows or tokens.is_floating_point():
         raise _misshapen(drafter, "tokens", tokens, f"[{rows}, N] of int64, a row for each sequence of the batch")
@@ -222,21 +222,26 @@ def check_proposal(made: object, rows: int, drafter: str) -> Draft:
         raise _misshapen(drafter, "parents", made.parents, f"{list(size)}, as tokens has")
     if tuple(made.counts.shape) != (rows,):
         raise _misshapen(drafter, "counts", made.counts, f"[{rows}], a number for each row")
-    if probs is not None and (probs.dim() != 3 or len(probs) != rows or (made.is_chain and probs.shape[1] < size[1])):
+    if probs is not None and (probs.dim() != 3 or len(probs) != rows):
         raise _misshapen(drafter, "probs", probs, f"[{rows}, {size[1]}, V], the distribution that each token is of")
     if tokens.numel() and tokens.device == _CPU:  # elsewhere looking at numbers would wait for the device
-        least, most = int(made.counts.min()), int(made.counts.max())
-        if least < 0 or most > size[1]:
+        counts = made.listed.counts
+        if min(counts) < 0 or max(counts) > size[1]:
             raise ParameterError(
-                f"drafter {drafter!r} proposed counts from {least} to {most}, and tokens has {size[1]} columns: each "
-                "count is of the tokens that its row uses"
+                f"drafter {drafter!r} proposed counts from {min(counts)} to {max(counts)}, and tokens has {size[1]} "
+                "columns: each count is of the tokens that its row uses"
             )
-        last = int(torch.where(made.used(), tokens, 0).max())
-        if probs is not None and last >= probs.shape[2]:
-            raise ParameterError(
-                f"drafter {drafter!r} proposed token {last}, and its probs end at {probs.shape[2] - 1}: a drawn token "
-                "is one of the distribution that it was drawn from"
-            )
+        if probs is not None:
+            used = [row[:count] for row, count, read in zip(made.listed.tokens, counts, reads, strict=True) if read]
+            most, last = max(map(len, used), default=0), max((token for row in used for token in row), default=-1)
+            if made.is_chain and probs.shape[1] < most:
+                wanted = f"[{rows}, {most}, V], the distribution that each token is of"
+                raise _misshapen(drafter, "probs", probs, wanted)
+            if last >= probs.shape[2]:
+                raise ParameterError(
+                    f"drafter {drafter!r} proposed token {last}, and its probs end at {probs.shape[2] - 1}: a drawn "
+                    "token is one of the distribution that it was drawn from"
+                )
     return made
 
 

@@ -134,6 +134,54 @@ def test_padding_of_a_draft_of_ones_own_may_be_any_token():
     assert drafted.token_ids == plain.token_ids
 
 
+def padded(tokens, counts, probs):
+    return Draft(torch.tensor([tokens]), torch.arange(len(tokens))[None], torch.tensor([counts]), probs, is_chain=True)
+
+
+@pytest.mark.parametrize(
+    ("made", "verifier", "temperature"),
+    [
+        (padded([3, 3, 0, 0], 2, torch.full((1, 2, 32), 1 / 32)), "token", 1.0),
+        (padded([20, 20], 2, torch.full((1, 2, 16), 1 / 16)), "coupled", 1.0),
+        (padded([20, 20], 2, torch.full((1, 1, 16), 1 / 16)), "token", 0.0),
+    ],
+    ids=["wide padding", "shared noise", "greedy"],
+)
+def test_probs_of_a_draft_of_ones_own_need_to_fit_where_they_count_alone(made, verifier, temperature):
+    class Own(Drafter):
+        def propose(self, batch, limits):
+            return made
+
+    params = SamplingParams(temperature=temperature, seed=1, max_new_tokens=8, ignore_eos=True)
+    result = Engine(tiny_llama(), Own(), verifier=verifier, num_speculative_tokens=3).generate([[1, 2]], params)[0]
+    assert len(result.token_ids) == 8
+
+
+def test_a_propose_of_ones_own_may_have_a_signature_of_its_own():
+    class First(Drafter):
+        @staticmethod
+        def propose(rows, most, token=None):
+            return Draft.from_lists([[token or 5][:limit] for limit in most])
+
+    class Second(First):
+        def propose(self, batch, limits):
+            return super().propose(rows=batch, most=limits, token=3)
+
+    params = SamplingParams(temperature=0, max_new_tokens=8)
+    plain, *drafted = (Engine(tiny_llama(), one).generate([[1, 2]], params)[0] for one in (None, First(), Second()))
+    assert [one.token_ids for one in drafted] == [plain.token_ids] * 2
+
+
+def test_a_draft_of_ones_own_is_looked_at_in_a_cascade():
+    class Own(Drafter):
+        def propose(self, batch, limits):
+            return Draft.chain(ROWS.expand(2, 2))
+
+    engine = Engine(tiny_llama(), [Own(), PromptLookup()], num_speculative_tokens=3)
+    with pytest.raises(ParameterError, match=r"drafter 'Own' proposed .*tokens are \[2, 2\]"):
+        engine.generate([[1, 2, 1, 2]], SamplingParams(max_new_tokens=8))
+
+
 def test_a_name_that_nobody_chose_is_the_classs():
     class Mine(Drafter):
         def propose(self, batch, limits):

@@ -12,6 +12,7 @@ from foretoken.errors import NumericalError, ParameterError, PromptError
 from foretoken.limits import Limits
 from foretoken.models.native.runner import NativeModel
 from foretoken.sampling import Sampler
+from foretoken.verify.token import TokenVerifier
 from tiny import tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
 from tiny_heads import tiny_eagle3
 from tiny_tokenizers import byte_bpe
@@ -222,7 +223,7 @@ def test_processors_are_not_called_behind_an_end(drafter, more):
     ],
     ids=["greedy", "sampled", "NaN"],
 )
-@pytest.mark.parametrize("drafter", [None, "chain", "tree"])
+@pytest.mark.parametrize("drafter", [None, "chain", "tree", "own verifier"])
 def test_an_output_behind_which_no_token_is_left_is_an_error(drafter, options, score, named):
     """Where it is reached: not where it ends there, and whether its last token was drafted or not."""
     model, same = tiny_llama(vocab_size=16, seed=1), tiny_llama(vocab_size=16, seed=1)
@@ -231,13 +232,14 @@ def test_an_output_behind_which_no_token_is_left_is_an_error(drafter, options, s
     def leave_none(tokens, scores):
         return torch.full_like(scores, score) if torch.equal(tokens[:, : begun.shape[1]], begun) else scores
 
-    speculate = foretoken.custom_generate(
-        drafter and same, num_speculative_tokens=8, **({"tree": "static"} if drafter == "tree" else {})
-    )
+    more = {"tree": {"tree": "static"}, "own verifier": {"verifier": type("Own", (TokenVerifier,), {})()}}
+    speculate = foretoken.custom_generate(drafter and same, num_speculative_tokens=8, **more.get(drafter, {}))
     given = {**options, "logits_processor": [leave_none], "custom_generate": speculate}
     with pytest.raises(ParameterError, match=named):
         model.generate(PROMPT, max_new_tokens=12, **given)
     assert torch.equal(model.generate(PROMPT, max_new_tokens=3, **given), begun)
+    stop = [lambda ids, scores, **_: torch.tensor([ids.shape[1] >= begun.shape[1]])]  # the next token is drawn, too
+    assert torch.equal(model.generate(PROMPT, max_new_tokens=12, **given, stopping_criteria=stop), begun)
 
 
 def test_a_head_may_lack_every_token_that_processors_leave():

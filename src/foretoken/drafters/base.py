@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
-from functools import wraps
 from inspect import signature
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,8 +144,6 @@ class Drafter(ABC):
         super().__init_subclass__()
         if cls.name in ("", *(base.__name__ for base in cls.__mro__[1:])):  # nobody chose it
             cls.name = cls.__name__
-        if "propose" in vars(cls) and not cls.__module__.startswith("foretoken."):
-            cls.propose = _checked(cls.propose)  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         """The class with the settings that its constructor takes and keeps under the same name."""
@@ -177,7 +172,7 @@ class Drafter(ABC):
             limits: most tokens that each row may draft; 0 is allowed.
 
         Returns:
-            A row for each sequence of the batch. What a drafter of your own returns is checked
+            A row for each sequence of the batch. The engine checks what a drafter of your own returns
             (`foretoken.draft.check_proposal`).
         """
 
@@ -286,14 +281,22 @@ class Drafter(ABC):
         return
 
 
-def _checked(propose: Callable[[Any, Batch, AbstractSequence[int]], Draft]) -> Callable[..., Draft]:
-    """The `propose` of a drafter from elsewhere: what it returns is looked at before anything is computed with it."""
+def proposal(drafter: Drafter, batch: Batch, limits: AbstractSequence[int]) -> Draft:
+    """What a drafter proposes; that of one from elsewhere is looked at before anything is computed with it.
 
-    @wraps(propose)
-    def proposed(self: Drafter, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-        return check_proposal(propose(self, batch, limits), len(limits), self.name)
+    Args:
+        drafter: that is asked.
+        batch: see `Drafter.propose`.
+        limits: see `Drafter.propose`.
 
-    return proposed
+    Raises:
+        ParameterError: see `foretoken.draft.check_proposal`.
+    """
+    made = drafter.propose(batch, limits)
+    if type(drafter).__module__.startswith("foretoken."):
+        return made
+    rows = zip(batch.sequences, batch.shared_noise, strict=True)
+    return check_proposal(made, [not (shared or sequence.params.greedy) for sequence, shared in rows], drafter.name)
 
 
 class NoDrafter(Drafter):

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from foretoken.draft import Draft, no_draft
-from foretoken.drafters.base import Batch, Drafter, NoDrafter
+from foretoken.drafters.base import Batch, Drafter, NoDrafter, proposal
 from foretoken.drafters.cascade_costs import Assumed
 from foretoken.drafters.cascade_rounds import Round, Saved, Sleep, State, barred_in, kinds_of, offers_of
 from foretoken.drafters.cascade_steady import SteadyRounds
@@ -247,7 +247,7 @@ class Cascade(Drafter):
             wanted = [0 if at in barred_in(batch, row, self.drafters) else limit for row, limit in enumerate(wanted)]
         if at == len(self.drafters) and batch.depths:  # in rows that take trees, limits are numbers of nodes
             wanted = list(map(min, wanted, batch.depths))
-        draft = drafter.propose(batch, wanted)
+        draft = proposal(drafter, batch, wanted)
         if draft.width:
             for row, made in enumerate(offers_of(drafter, at, draft, batch.sequences)):
                 offered[row] += made
@@ -269,7 +269,7 @@ class Cascade(Drafter):
             for row, offered in zip(current.rows, current.offered, strict=True)
         )
         start = self.clock()
-        draft = drafter.propose(replace(batch, begun=begun) if any(begun) else batch, limits)
+        draft = proposal(drafter, replace(batch, begun=begun) if any(begun) else batch, limits)
         asked = [index for index, limit in enumerate(limits) if limit]
         if asked:
             lag = sum(current.rows[index].lags[at] for index in asked)

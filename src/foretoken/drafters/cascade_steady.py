@@ -9,7 +9,7 @@ from weakref import ref
 from torch import Tensor
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch, Drafter, proposal
 from foretoken.drafters.cascade_rounds import barred_in, offers_of
 from foretoken.drafters.chains import first_nodes
 from foretoken.drafters.judging import follow
@@ -106,7 +106,7 @@ class SteadyRounds:
         if self._prices.tokens:
             return self._ask(batch, min(most, self._prices.tokens), widths)
         start = self._clock()
-        made = self._drafter.propose(batch.with_least(self._least), [min(most, LONGEST)])
+        made = proposal(self._drafter, batch.with_least(self._least), [min(most, LONGEST)])
         (self._offered,) = offers_of(self._drafter, 0, made, batch.sequences)
         drafted = self._clock()
         width = self._choose(most, widths)
@@ -124,7 +124,7 @@ class SteadyRounds:
         self._lengths[self._at] = len(sequence.tokens)
         self._row.request.emitted = len(sequence.tokens) - sequence.prompt_length
         start = self._clock()
-        draft = self._drafter.propose(batch, [tokens])
+        draft = proposal(self._drafter, batch, [tokens])
         self._tokens, self._call, self._deciding = tokens, self._clock() - start, 0.0
         self._positions, self._changed = 1 + draft.listed.counts[0], False
         if widths is not None:

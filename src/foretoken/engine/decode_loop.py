@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft, int_tensor, no_draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import Batch, Drafter, proposal
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.sharing import sharing_parts
 from foretoken.engine.draft_length import DraftLengths
@@ -236,7 +236,7 @@ class DecodeLoop:
     def _propose(self, drafter: Drafter, members: Membership, batch: Batch, limits: list[int]) -> Draft:
         if not any(limits):
             return no_draft(len(limits), batch.device)
-        draft = drafter.propose(batch, limits).to(batch.device)
+        draft = proposal(drafter, batch, limits).to(batch.device)
         if not draft.is_chain:
             if not self.target.supports_trees and not draft.has_chains():
                 raise ParameterError(

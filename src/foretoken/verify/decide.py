@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
+from math import inf
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from foretoken.errors import ParameterError
 from foretoken.sampling import draw, draw_rows
 from foretoken.verify.base import Verdict, Verifier
 from foretoken.verify.fast import shortcut
+from foretoken.verify.residual import rows_at
 
 _ROUNDING = 1e-3
 """How far below 0 a difference of probabilities in half precision may come out."""
@@ -59,19 +61,29 @@ class _Guarded(Verifier):
 
     def stop_probs(self, draft: Draft, target_probs: Tensor) -> Tensor:
         """See `Verifier.stop_probs`."""
-        return self._checked("stop_probs", self._inner.stop_probs(draft, target_probs), target_probs.shape[:2])
+        found = self._inner.stop_probs(draft, target_probs)
+        return self._checked("stop_probs", found, target_probs.shape[:2], target_probs)
 
     def next_probs(self, draft: Draft, target_probs: Tensor, node: Tensor) -> Tensor:
         """See `Verifier.next_probs`."""
-        given = draft, target_probs, node
-        return self._checked("next_probs", self._inner.next_probs(*given), target_probs.shape[::2])
+        found = self._inner.next_probs(draft, target_probs, node)
+        return self._checked("next_probs", found, target_probs.shape[::2], target_probs, node)
 
-    def _checked(self, function: str, found: object, shape: torch.Size) -> Tensor:
-        by = f"verifier {self._inner.name!r}: {function} gave"
+    def _checked(
+        self, function: str, found: object, shape: torch.Size, target_probs: Tensor, node: Tensor | None = None
+    ) -> Tensor:
+        by = f"verifier {self._inner.name!r}: {function} of the class {type(self._inner).__name__} gave"
         if not isinstance(found, Tensor) or found.shape != shape:
             what = f"the shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise ParameterError(f"{by} {what}: give a tensor of the shape {list(shape)}, rows of which sum to 1")
-        bad = ~found.isfinite().all(-1) | (found < -_ROUNDING).any(-1) | ~(found.sum(-1) > 0)
+        low, high = found.amin(-1), found.amax(-1)  # both are NaN where there is one
+        bounded, some = (low >= -_ROUNDING) & (high < inf), found.sum(-1) > 0
+        if bool((bounded & some).all()):
+            return found
+        # Where logits processors leave no token p is zeros, and so may be what is made of it: the error, if the output
+        # does not end there, is theirs.
+        p = target_probs if node is None else rows_at(target_probs, node)[:, None]
+        bad = ~bounded | ~(some | (p.sum(-1) == 0).any(-1))
         if bool(bad.any()):
             row = found[bad][0]
             raise ParameterError(
