@@ -215,13 +215,18 @@ def check_proposal(made: object, reads: AbstractSequence[bool], drafter: str) ->
             "Draft.empty(…) for nothing"
         )
     tokens, probs, rows = made.tokens, made.probs, len(reads)
+    for name, given in (("tokens", tokens), ("parents", made.parents), ("counts", made.counts)):
+        if not isinstance(given, Tensor):
+            raise ParameterError(
+                f"drafter {drafter!r} proposed a draft whose {name} are of type {type(given).__name__}: give a tensor"
+            )
     size = tuple(tokens.shape)
     if len(size) != 2 or size[0] != rows or tokens.is_floating_point():
         raise _misshapen(drafter, "tokens", tokens, f"[{rows}, N] of int64, a row for each sequence of the batch")
-    if tuple(made.parents.shape) != size:
-        raise _misshapen(drafter, "parents", made.parents, f"{list(size)}, as tokens has")
-    if tuple(made.counts.shape) != (rows,):
-        raise _misshapen(drafter, "counts", made.counts, f"[{rows}], a number for each row")
+    if tuple(made.parents.shape) != size or made.parents.is_floating_point():
+        raise _misshapen(drafter, "parents", made.parents, f"{list(size)} of int64, as tokens has")
+    if tuple(made.counts.shape) != (rows,) or made.counts.is_floating_point():
+        raise _misshapen(drafter, "counts", made.counts, f"[{rows}] of int64, a number for each row")
     if probs is not None and (probs.dim() != 3 or len(probs) != rows):
         raise _misshapen(drafter, "probs", probs, f"[{rows}, {size[1]}, V], the distribution that each token is of")
     if tokens.numel() and tokens.device == _CPU:  # elsewhere looking at numbers would wait for the device

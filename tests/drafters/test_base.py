@@ -106,6 +106,9 @@ ROWS = torch.full((1, 2), 5)
         (Draft.chain(ROWS.float()), r"tokens are \[1, 2\] of float32: give \[1, N\] of int64"),
         (Draft(ROWS, ROWS[:, :1], torch.tensor([2])), r"parents are \[1, 1\] of int64: give \[1, 2\]"),
         (Draft.chain(ROWS, torch.tensor([2, 2])), r"counts are \[2\] of int64: give \[1\]"),
+        (Draft([[5]], ROWS, torch.tensor([2])), "tokens are of type list: give a tensor"),
+        (Draft(ROWS, ROWS.float(), torch.tensor([2])), r"parents are \[1, 2\] of float32: give \[1, 2\] of int64"),
+        (Draft.chain(ROWS, torch.tensor([2.0])), r"counts are \[1\] of float32: give \[1\] of int64"),
         (Draft.chain(ROWS, torch.tensor([5])), "counts from 5 to 5, and tokens has 2 columns"),
         (Draft.chain(ROWS, torch.tensor([-1])), "counts from -1 to -1"),
         (

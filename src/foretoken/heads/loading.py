@@ -198,8 +198,7 @@ def _eagle_config(
 def _counted_from_one(layers: Sequence[int] | None) -> list[int]:
     """The fused layers of an ``eagle_config``, in the numbers of `LanguageModel.forward`.
 
-    SpecForge and SGLang count layers from 0 there, so that EAGLE's choice begins with 1 and not with 2. SGLang, too,
-    tells by the first number how a file counts.
+    SpecForge and SGLang count layers from 0 there, so that EAGLE's choice begins with 1 and not with 2.
     """
     found = [int(number) for number in layers or ()]
     return [number + 1 for number in found] if found[:1] == [1] else found

@@ -84,8 +84,8 @@ def turn_of(model: object) -> RLock:
     """The lock of a model, or of a drafter: one thread at a time may run rounds with it."""
     with _making:
         if id(model) not in _TURNS:
-            _TURNS[id(model)] = RLock()
             finalize(model, _TURNS.pop, id(model))
+            _TURNS[id(model)] = RLock()
         return _TURNS[id(model)]
 
 
