@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import threading
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -16,7 +17,7 @@ from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, load
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.anthropic_tools import Blocks, openai_messages, tool_use
-from foretoken.serve.calls import Call, CallParser
+from foretoken.serve.calls import Call, CallParser, FirstCall
 from foretoken.serve.in_process import post
 from foretoken.serve.response_items import Items
 from foretoken.serve.tools import Tool, ToolSet, call_form, written_out
@@ -480,6 +481,28 @@ def test_text_after_a_call_leaves_the_call_whole(size):
     calls = [item for item in items.output if item["type"] == "function_call"]
     assert [json.loads(call["arguments"]) for call in calls] == [ARGUMENTS] * 2
     assert items.text == "Hi bye end"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 50, 75, 90, 200])
+def test_text_and_calls_come_in_the_order_in_which_they_were_written(size, alone):
+    text, parser = (
+        f"Hi {CALL} mid {CALL} end",
+        FirstCall(partial(CallParser, "hermes")) if alone else CallParser("hermes"),
+    )
+    blocks, items, told = Blocks(), Items(), list[str]()
+    parts = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    for part in (*parts, parser.feed("", last=True)):
+        list(items.add(part))
+        for name, fields in blocks.add(part, last=False):
+            if name == "content_block_start":
+                told.append("call" if fields["content_block"]["type"] == "tool_use" else "")
+            elif name == "content_block_delta" and told[-1] != "call":
+                told[-1] += fields["delta"]["text"]
+    expected = ["Hi", "call", " mid end"] if alone else ["Hi", "call", " mid", "call", " end"]
+    assert told == expected
+    found = [item["content"][0]["text"] if item["type"] == "message" else "call" for item in items.output]
+    assert found == expected
 
 
 def test_a_call_that_was_cut_off_keeps_what_came():

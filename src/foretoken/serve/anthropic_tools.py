@@ -137,19 +137,21 @@ class Blocks:
 
     def add(self, parsed: Parsed, last: bool) -> Iterator[Event]:
         """What a part of the output adds; the last one closes what is open."""
-        calls = parsed.calls
-        if calls and calls[0].index == self._open:  # it went on before what else came in this part
-            yield from self._call(calls[0])
-            calls = calls[1:]
+        pieces = [*parsed.pieces()]
+        first = pieces[0] if pieces else ""
+        if isinstance(first, Call) and not first.begins:  # it goes on before all else in this part
+            yield from self._call(first)
+            del pieces[0]
         if parsed.reasoning:
             if self._open != "thinking":
                 yield from self._begin("thinking", thinking(""))
             yield self._delta({"type": "thinking_delta", "thinking": parsed.reasoning})
-        if parsed.text:
-            yield from self.text()
-            yield self._delta({"type": "text_delta", "text": parsed.text})
-        for call in calls:
-            yield from self._call(call)
+        for piece in pieces:
+            if isinstance(piece, Call):
+                yield from self._call(piece)
+            else:
+                yield from self.text()
+                yield self._delta({"type": "text_delta", "text": piece})
         if last:
             if self._index < 0:
                 yield from self.text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -48,11 +48,26 @@ class Parsed:
         text: what is no call.
         calls: each call that it added to, with what it added.
         reasoning: what the model says to itself.
+        ahead: of each of these calls, how many characters of `text` come before what was added; empty where all of them
+            do, but before a call that goes on.
     """
 
     text: str
     calls: list[Call]
     reasoning: str = ""
+    ahead: Sequence[int] = ()
+
+    def pieces(self) -> Iterator[str | Call]:
+        """Text and calls in the order in which the model wrote them."""
+        at = 0
+        for number, call in enumerate(self.calls):
+            ahead = self.ahead[number] if self.ahead else len(self.text) * call.begins
+            if ahead > at:
+                yield self.text[at:ahead]
+                at = ahead
+            yield call
+        if at < len(self.text):
+            yield self.text[at:]
 
 
 class OutputParser(Protocol):
@@ -84,7 +99,9 @@ class FirstCall:
     def feed(self, text: str, last: bool = False) -> Parsed:
         """See `OutputParser`."""
         parsed = self._parser.feed(text, last)
-        return replace(parsed, calls=[call for call in parsed.calls if call.index == 0])
+        kept = [number for number, call in enumerate(parsed.calls) if call.index == 0]
+        ahead = [parsed.ahead[number] for number in kept] if parsed.ahead else ()
+        return replace(parsed, calls=[parsed.calls[number] for number in kept], ahead=ahead)
 
 
 class CallParser:
@@ -107,20 +124,19 @@ class CallParser:
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Take in a part of the text; with the last one, all that was held back comes out."""
         self._buffer += text
-        found: list[str] = []
+        found, ahead = "", list[int]()
         added: dict[int, Call] = {}
         while True:
             before = (self._mode, len(self._buffer))
             step = {"text": self._text, "head": self._head, "arguments": self._arguments, "tail": self._tail}
-            if self._mode == "plain":
-                found.append(self._take(len(self._buffer)))
-            else:
-                found.append(step[self._mode](added))
+            more = self._take(len(self._buffer)) if self._mode == "plain" else step[self._mode](added)
+            ahead += [len(found)] * (len(added) - len(ahead))
+            found += more
             if (self._mode, len(self._buffer)) == before:
                 break
         if last:
-            found.append(self._rest())
-        return Parsed("".join(found), list(added.values()))
+            found += self._rest()
+        return Parsed(found, list(added.values()), ahead=ahead)
 
     def _take(self, count: int) -> str:
         taken, self._buffer = self._buffer[:count], self._buffer[count:]

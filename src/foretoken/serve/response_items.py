@@ -97,10 +97,11 @@ class Items:
 
     def add(self, parsed: Parsed) -> Iterator[Event]:
         """What a part of the output adds."""
-        calls = parsed.calls
-        if calls and calls[0].index == self._open:  # it went on before what else came in this part
-            yield from self._call(calls[0])
-            calls = calls[1:]
+        pieces = [*parsed.pieces()]
+        first = pieces[0] if pieces else ""
+        if isinstance(first, Call) and not first.begins:  # it goes on before all else in this part
+            yield from self._call(first)
+            del pieces[0]
         if parsed.reasoning:
             if self._open != "reasoning":
                 yield from self._begin(
@@ -109,12 +110,13 @@ class Items:
                 self.output[-1]["content"] = [{"type": "reasoning_text", "text": ""}]
             self.output[-1]["content"][0]["text"] += parsed.reasoning
             yield "response.reasoning_text.delta", {**self._where(), "delta": parsed.reasoning}
-        if parsed.text:
+        for piece in pieces:
+            if isinstance(piece, Call):
+                yield from self._call(piece)
+                continue
             yield from self.message()
-            self.output[-1]["content"][0]["text"] += parsed.text
-            yield "response.output_text.delta", {**self._where(), "delta": parsed.text, "logprobs": []}
-        for call in calls:
-            yield from self._call(call)
+            self.output[-1]["content"][0]["text"] += piece
+            yield "response.output_text.delta", {**self._where(), "delta": piece, "logprobs": []}
 
     def end(self, status: str) -> Iterator[Event]:
         """Close the last item, a message without text where there is none."""

@@ -161,8 +161,7 @@ class TemplateParser:
         reasoning, plain = "".join(told["reasoning"]), "".join(told["text"])
         if self._inner is None:
             return Parsed(plain, self.calls[before:], reasoning)
-        parsed = self._inner.feed(plain, last)
-        return Parsed(parsed.text, parsed.calls, reasoning)
+        return replace(self._inner.feed(plain, last), reasoning=reasoning)
 
     def _event(self, event: Mapping[str, Any], told: dict[str, list[str]]) -> None:
         if self._field is not None and event["field"] == CALLS:
