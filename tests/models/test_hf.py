@@ -17,6 +17,7 @@ from foretoken.models.longrope import LongRopeModel
 from foretoken.models.masks import GLOBAL, LOCAL
 from foretoken.models.recompute import RecomputeModel
 from foretoken.models.seq2seq import RecomputeSeq2SeqModel, Seq2SeqModel
+from foretoken.models.traits import hooks_of
 from foretoken.models.wrapping import SlowModelWarning
 from foretoken.sampling import SamplingParams
 from models.native.checkpoints import longrope, plain
@@ -222,7 +223,7 @@ def test_windows_of_slots_are_hidden_on_the_device_of_their_layer():
     model = load(module)
     layer = module.transformer.h[1].attn.attention.to("meta")
     mask = torch.zeros(1, 1, 3, 3, device=model.device)
-    with LocalLayers.of(module).hiding({GLOBAL: mask, LOCAL: mask}, 3):
+    with hooks_of(module, LocalLayers).hiding({GLOBAL: mask, LOCAL: mask}, 3):
         output = layer(torch.zeros(1, 3, 32, device="meta"), attention_mask=mask)[0]
     assert output.device.type == "meta"
 

@@ -110,7 +110,8 @@ IN_A_CONTAINER = ["unshare", "--pid", "--fork", "--kill-child"]
 def test_the_first_process_of_a_container_ends_on_sigterm_while_models_load():
     """The kernel keeps a signal without a handler from such a process."""
     loading = "import time; from foretoken.cli.serve import hear_sigterm; hear_sigterm(); print(0, flush=True); "
-    with subprocess.Popen([*IN_A_CONTAINER, sys.executable, "-c", f"{loading}time.sleep(60)"], stdout=-1) as running:
+    command = [*IN_A_CONTAINER, sys.executable, "-c", f"{loading}time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline()
         first = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()[0]

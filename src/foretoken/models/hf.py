@@ -151,4 +151,4 @@ class HFModel(traits.Wrapped):
 def _local_layers(module: Any) -> Any:
     from foretoken.models.local_layers import LocalLayers  # with modelling code that other models do without
 
-    return LocalLayers.of(module)
+    return traits.hooks_of(module, LocalLayers)

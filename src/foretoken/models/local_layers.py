@@ -36,14 +36,6 @@ class LocalLayers:
                 part.register_forward_pre_hook(self._enter, with_kwargs=True)
                 part.register_forward_hook(self._leave, always_call=True)
 
-    @classmethod
-    def of(cls, module: Any) -> LocalLayers:
-        """The one that a model has; it must not be hooked twice."""
-        if not hasattr(module, "_foretoken_local_layers"):
-            module._foretoken_local_layers = cls(module)
-        layers: LocalLayers = module._foretoken_local_layers
-        return layers
-
     @contextmanager
     def hiding(self, masks: Masks, slots: int) -> Iterator[Tensor | None]:
         """Set masks over so many slots; yields the one to call the model with."""

@@ -179,7 +179,7 @@ class Seq2SeqModel(traits.Wrapped):
         self._masks = MaskBuilder(self.dtype, self.device)
         self._output = traits.OutputLayer(module)
         self._encoder = Encoder(module, self.name, self.max_length, self.device)
-        self._positions = OwnPositions.of(module)
+        self._positions = traits.hooks_of(module, OwnPositions)
         self._takes_positions = "decoder_position_ids" in traits.accepts(module)
 
     def open(self, batch_size: int) -> Cache:
@@ -255,14 +255,6 @@ class OwnPositions:
         if isinstance(embedding, nn.Module):
             embedding.register_forward_pre_hook(self._ask_all, with_kwargs=True)
             embedding.register_forward_hook(self._pick_own, with_kwargs=True)
-
-    @classmethod
-    def of(cls, module: Any) -> OwnPositions:
-        """The one that a model has; it must not be hooked twice."""
-        if not hasattr(module, "_foretoken_positions"):
-            module._foretoken_positions = cls(module)
-        positions: OwnPositions = module._foretoken_positions
-        return positions
 
     def use(self, queries: Tensor, keys: Tensor) -> None:
         """Set positions: of the new nodes ``[B, N]``, and of each slot's token ``[B, K]``."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from copy import copy
 from functools import cached_property
 from threading import RLock, get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from foretoken.errors import ModelError
 from foretoken.models.base import Keep, LanguageModel
 from foretoken.models.threads import turn_of
 
+Hooks = TypeVar("Hooks")
 NO_LIMIT = 1 << 30
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 
@@ -24,6 +25,15 @@ def text_config(module: Any, decoder: bool = True) -> Any:
     """The part of a (maybe multimodal) model's config that describes its language model."""
     config = module.config
     return config.get_text_config(decoder=decoder) if hasattr(config, "get_text_config") else config
+
+
+def hooks_of(module: Any, kind: type[Hooks]) -> Hooks:
+    """What a class that hooks a model's parts made of a model, now or before: no model is hooked twice."""
+    name = f"_foretoken_{kind.__name__}"
+    if not hasattr(module, name):
+        setattr(module, name, kind(module))  # type: ignore[call-arg]  # each takes the module
+    found: Hooks = getattr(module, name)
+    return found
 
 
 def layer_configs(config: Any) -> list[Any]:
