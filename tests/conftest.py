@@ -5,11 +5,13 @@ import os
 import signal
 import sys
 from pathlib import Path
+from random import Random
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import pytest
 import torch
 
 # Costs measured in one test must not influence the next: no folder can be created below a file.
@@ -34,3 +36,11 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_logstart() -> None:
     """Give a test one thread: a run of the benchmark sets torch's threads for all that its process does later."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeds_of_requests_without_one(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests without a seed get one by the name of their test: what a test sees must not differ between runs."""
+    draw = Random(request.node.nodeid)
+    for module in ("foretoken.randomness", "foretoken.engine.prompts", "foretoken.integrations.transformers"):
+        monkeypatch.setattr(f"{module}.fresh_seed", lambda: draw.getrandbits(63))
