@@ -192,8 +192,9 @@ speculatively. Each row is one audit ([what it does](audit.md)) in small worlds,
 - PASS: a deviation of the *detectable* distance or more would have been found.
 - INCONCLUSIVE: the budget ended before the wanted distance was reached; no deviation was found.
 
-The distance is the total variation of the first tokens' joint distribution, in the world where it is largest. The number
-in brackets is what chance alone gives. A link leads to what upstream knows of the fault, or to the engine's home.
+The distance is the total variation of the first tokens' joint distribution, in the world where it is largest. The
+number in brackets is what chance alone gives. A link leads to what upstream knows of the fault, or to the engine's
+home.
 """
 
 
