@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class ForetokenError(Exception):
-    """Base of all errors that the caller can mend; the command line prints it and exits with status 2."""
+    """Base of all errors that the caller can correct; the command line prints it and exits with status 2."""
 
 
 class ParameterError(ForetokenError, ValueError):

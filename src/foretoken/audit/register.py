@@ -37,7 +37,7 @@ class Outcome:
         distance: observed total variation distance: the largest of the joint distributions.
         chance: what a lossless system shows for as much data, in that world.
         detectable: the distance that would have been found, the largest over worlds.
-        drafted, accepted: tokens; None where they are not told.
+        drafted, accepted: tokens; None where they are not reported.
         samples: outputs.
         date: of the run, UTC.
     """
@@ -185,11 +185,16 @@ def _write_register(folder: Path, chosen: Sequence[Entry]) -> list[Outcome]:
 
 _HEAD = """# Who is lossless
 
-Each row is one audit ([what it does](audit.md)) in small worlds, made by `foretoken audit register`.
-**FAIL**: the outputs do not have the distribution of the target. PASS: a deviation of the *detectable* distance or more
-would have been found. INCONCLUSIVE: the budget ended before the wanted distance was reached; none was found.
-The distance is the total variation of the first tokens' joint distribution, in the world where it is largest, and in
-brackets what chance makes it. A link is to what upstream knows of the fault, or to the engine's home.
+This register shows which engines, in which modes, sample from their target's distribution when they decode
+speculatively. Each row is one audit ([what it does](audit.md)) in small worlds, made by `foretoken audit register`.
+
+- **FAIL**: the outputs do not have the distribution of the target.
+- PASS: a deviation of the *detectable* distance or more would have been found.
+- INCONCLUSIVE: the budget ended before the wanted distance was reached; no deviation was found.
+
+The distance is the total variation of the first tokens' joint distribution, in the world where it is largest. The
+number in brackets is what chance alone gives. A link leads to what upstream knows of the fault, or to the engine's
+home.
 """
 
 
@@ -231,7 +236,7 @@ def _row(one: Outcome) -> Iterator[str]:
     if one.drafted == 0:
         yield "none"
     elif one.accepted is None:
-        yield "not told"
+        yield "not reported"
     else:
         drafted = "" if one.drafted is None else f"{one.drafted:,} drafted, "
         yield f"{drafted}{one.accepted:,} accepted"

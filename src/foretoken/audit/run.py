@@ -140,7 +140,7 @@ def audit_model(
         watch: called as the audit goes on.
         drafter_reference: the drafter, if it is at hand: sharpens the audit.
         num_tokens: tokens of each sample.
-        num_speculative_tokens: k, for the positions in a round; 0 if the subject does not tell its rounds.
+        num_speculative_tokens: k, for the positions in a round; 0 if the subject does not report its rounds.
         greedy: also test greedy decoding.
         ends: the tokens that end a sample.
 

@@ -22,7 +22,7 @@ class BenchPlan:
 
     Attributes:
         target: the target's GGUF file, or the folder of its checkpoint.
-        drafter: those of the draft model, or None.
+        drafter: the same of the draft model, or None for none.
         engines: what takes part.
         prompts: what is continued.
         batches: prompts decoded at once.

@@ -58,15 +58,15 @@ def widen(
 
     Args:
         checkpoint: folder of a Llama checkpoint without biases.
-        to: wanted parameters: a number, or a string such as ``500M``.
+        to: wanted number of parameters: an integer, or a string such as ``500M``.
         out: folder to write config, weights and the small one's tokenizer to: new or empty.
         vocab_size: rows of the embedding; None: 32,000, or the small one's if that has more. A drafter needs its
             target's.
         hidden_size: width; None: see `choose_shape`.
         num_layers: depth; likewise.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None: the checkpoint's own.
-        random_weights: take nothing but the shape from the checkpoint: what comes out as a drafter is useless.
-        seed: of the weights that read and don't write.
+        random_weights: take only the shape from the checkpoint, which makes a useless drafter.
+        seed: of the weights that are added.
 
     Returns:
         The shape that was written.

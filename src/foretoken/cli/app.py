@@ -83,8 +83,8 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Read the prompt from a UTF-8 file; from a .jsonl file many, each line a JSON string or an object "
-            "with 'prompt' or 'messages', and if need be 'id', 'seed', 'temperature', …: answers are JSON lines.",
+            help="UTF-8 file with the prompt. A .jsonl file has many: each line is a JSON string or an object with "
+            "'prompt' or 'messages', and optionally 'id', 'seed', 'temperature', …. Answers are then JSON lines.",
             show_default=False,
         ),
     ] = None,
@@ -92,8 +92,8 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A UTF-8 file with what the output is expected to be, such as the text that is to be changed: drafts "
-            "are copied from it. In a .jsonl file of prompts: the field 'prediction'.",
+            help="A UTF-8 file with the expected output, for example the text that is to be edited: drafts are copied "
+            "from it. In a .jsonl file of prompts it is the field 'prediction'.",
             show_default=False,
         ),
     ] = None,
@@ -101,7 +101,7 @@ def generate(
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="Ask the prompt as a chat message, or continue it as it is. "
+            help="Send the prompt as a chat message, or continue it as it is. "
             "Default: chat where the target has a chat template.",
             show_default=False,
         ),
@@ -111,10 +111,10 @@ def generate(
     grammar: GrammarOptions,
     output: OutputOptions,
 ) -> None:
-    """Answer or continue one prompt.
+    """Answer or continue a prompt, or each prompt of a file.
 
-    On a terminal tokens are coloured by where they came from. The output goes to standard output, all else to standard
-    error.
+    On a terminal, tokens are coloured by where they came from. The output goes to standard output, everything else to
+    standard error.
     """
     from foretoken.cli.respond import respond
     from foretoken.cli.setup import asks_in_chat, keep_quiet, load_engine
@@ -177,7 +177,7 @@ def chat(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Talk with the model of a server instead, any that speaks OpenAI's API; with the key that is in "
+            help="Talk with the model of a server instead, any that has OpenAI's API. The key is taken from "
             "FORETOKEN_API_KEY or OPENAI_API_KEY.",
             show_default=False,
         ),
@@ -190,7 +190,7 @@ def chat(
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
-    """Talk with a model; /help lists what can be changed on the way.
+    """Talk with a model; /help lists the commands in the conversation.
 
     Questions come from the terminal, or line by line from a pipe. With --json each answer is a line of JSON.
     """
@@ -249,9 +249,9 @@ def _chat_remotely(
 
 @command()
 def serve(*, models: ModelOptions, options: ServeOptions, scaling: ReplicaOptions) -> None:
-    """Serve OpenAI's API over HTTP: completions, chat, models, metrics.
+    """Serve OpenAI's API over HTTP: completions, chat, responses, models, metrics; and Anthropic's messages.
 
-    Without --target it serves the shipped pair. SIGTERM and Ctrl-C let the requests end that run.
+    Without --target it serves the shipped pair. After SIGTERM or Ctrl-C, running requests may finish (--grace).
     """
     scaling.check()
     run = partial(run_replicas, scaling=scaling) if scaling.any else run_server
@@ -270,9 +270,9 @@ def batch(
     options: BatchOptions,
     models: ModelOptions,
 ) -> None:
-    """Answer a file of requests in the form of OpenAI's batches, without a server.
+    """Answer a file of requests in the format of OpenAI's Batch API, without a server.
 
-    A run that was ended goes on where it stopped: requests that have an answer in the output are left out.
+    A run that was interrupted continues where it stopped: requests that have an answer in the output are skipped.
     """
     if not run_batch(requests, models, options):
         raise typer.Exit(INCOMPLETE)
@@ -293,7 +293,7 @@ def tune(*, options: TuneOptions, load: LoadOptions, no_color: NoColor = False) 
 
 
 _Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also the papers that each comes from; --json has them anyway.")
+    bool, typer.Option("--verbose", "-v", help="Also list the papers that each comes from; --json always has them.")
 ]
 
 
@@ -333,7 +333,7 @@ def index(
     field: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME", help="Of the objects in .jsonl files, what holds the text. Repeatable.", show_default="text"
+            metavar="NAME", help="In .jsonl files: the field that holds the text. Repeatable.", show_default="text"
         ),
     ] = [],  # noqa: B006  # Typer makes a new one
     output: ListOptions,
@@ -362,8 +362,8 @@ def demo(
     web: Annotated[
         bool, typer.Option("--web", help="Open the server's page instead: watch every round in the browser.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page. 0: a free one.")] = 0,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Print the page's address, and open no browser.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: a free one.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the page's address, but open no browser.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False,
 ) -> None:
     """Watch the shipped pair decode two prompts, timed beside the target alone; with --web in the browser."""

@@ -73,7 +73,8 @@ def engine(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="How --target and its reference are rounded: int8, int4, w8a8 or w4a8; the drafter too, if a model.",
+            help="How --target and its reference are rounded: int8, int4, w8a8 or w4a8. A draft model is rounded "
+            "likewise.",
             show_default="not at all",
         ),
     ] = None,
@@ -172,7 +173,12 @@ def transformers(
 def function(
     name: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="sample(world) -> function; see below.")],
     *,
-    k: Annotated[int, typer.Option("--num-speculative-tokens", "-k", help="Depth of the worlds, less one.")] = 2,
+    k: Annotated[
+        int,
+        typer.Option(
+            "--num-speculative-tokens", "-k", help="Tokens drafted a round: outputs in the worlds have one token more."
+        ),
+    ] = 2,
     claim: ClaimOptions,
     run: RunOptions,
 ) -> None:
@@ -209,21 +215,23 @@ def function(
 @command("endpoint")
 def endpoint(
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="Of an OpenAI-compatible server, such as http://host:8000/v1")
+        str, typer.Argument(metavar="URL", help="Address of a server with OpenAI's API, such as http://host:8000/v1")
     ],
     *,
     world: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="It serves the target of this world (from make-world).")
+        Path | None, typer.Option(metavar="DIR", help="The server serves the target of this world (from make-world).")
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="It serves this model: the claimed distribution is computed here."),
+        typer.Option(metavar="MODEL", help="The server serves this model: the claimed distribution is computed here."),
     ] = None,
     reference: Annotated[
-        str | None, typer.Option(metavar="URL", help="A server of the same model without speculation.")
+        str | None,
+        typer.Option(metavar="URL", help="Address of a second server of the same model, without speculation."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Tokenizer of the prompts. Default: the target's.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Folder or hub id of the tokenizer for the prompts. Default: the target's."),
     ] = None,
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts, one a line.")] = None,
     num_tokens: Annotated[int, typer.Option(help="Tokens of each sample.")] = 32,
@@ -276,13 +284,13 @@ command("register")(register)
 
 @command("make-world")
 def make_world(
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="Where its checkpoints go.")],
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write the world to.")],
     *,
     kind: Annotated[
         str, typer.Option(metavar="NAME", help="twin, cousin or stranger: how close the drafter is to the target.")
     ] = "cousin",
     k: Annotated[int, typer.Option("--num-speculative-tokens", "-k", help="Tokens drafted a round.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of its weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of its weights.")] = 0,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False,
     claim: ClaimOptions,
 ) -> None:

@@ -21,7 +21,7 @@ _Python = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Interpreter of an environment that has it. Default: the one of 'foretoken bench peers --install'.",
+        help="Python interpreter of an environment that has it. Default: that of 'foretoken bench peers --install'.",
         show_default=False,
     ),
 ]
@@ -29,7 +29,7 @@ _Mode = Annotated[str, typer.Option(metavar="NAME", help="draft-model, prompt-lo
 _Batch = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, max=1024, help="Most requests in one call of it. Default: 128.", show_default=False
+        metavar="N", min=1, max=1024, help="Most requests in one call of the engine. Default: 128.", show_default=False
     ),
 ]
 
@@ -52,7 +52,7 @@ def vllm(
         str | None,
         typer.Option(
             metavar="JSON",
-            help="vLLM's own setting, instead of --mode and -k: any of its methods; without one, more of the mode's.",
+            help="JSON for vLLM's speculative_config. With a 'method' it replaces --mode and -k, else it adds to them.",
             show_default=False,
         ),
     ] = None,
@@ -143,13 +143,16 @@ def llama_server(
     python: _Python = None,
     mode: _Mode = "draft-model",
     ngram: Annotated[
-        str, typer.Option(metavar="NAME", help="Its n-gram drafter, with prompt-lookup: simple, map_k, map_k4v or mod.")
+        str,
+        typer.Option(
+            metavar="NAME", help="With --mode prompt-lookup, its n-gram drafter: simple, map_k, map_k4v or mod."
+        ),
     ] = "simple",
     option: Annotated[
         list[str],
         typer.Option(
             metavar="NAME=VALUE",
-            help="A field of its CommonParams, as JSON, such as speculative.draft.probabilistic=true. Repeatable.",
+            help="A field of llama.cpp's CommonParams, as JSON: speculative.draft.probabilistic=true. Repeatable.",
         ),
     ] = [],  # noqa: B006
     real: RealOptions,

@@ -28,17 +28,29 @@ MAX_SAMPLES = 100_000
 THOROUGH_TV, THOROUGH_MAX_SECONDS, THOROUGH_MAX_SAMPLES = 0.03, 7200.0, 1_000_000
 
 
+def _claim(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=_CLAIM)
+
+
 @dataclass(kw_only=True)
 class ClaimOptions:
     """The claim: sampling parameters, on a real model or in small worlds."""
 
-    temperature: Annotated[float | None, typer.Option("--temperature", "-t", rich_help_panel=_CLAIM)] = None
-    top_k: Annotated[int | None, typer.Option(rich_help_panel=_CLAIM)] = None
-    top_p: Annotated[float | None, typer.Option(rich_help_panel=_CLAIM)] = None
-    min_p: Annotated[float | None, typer.Option(rich_help_panel=_CLAIM)] = None
-    repetition_penalty: Annotated[float | None, typer.Option(rich_help_panel=_CLAIM)] = None
-    presence_penalty: Annotated[float | None, typer.Option(rich_help_panel=_CLAIM)] = None
-    frequency_penalty: Annotated[float | None, typer.Option(rich_help_panel=_CLAIM)] = None
+    temperature: Annotated[
+        float | None,
+        _claim(
+            "Sampling parameters of the audited requests; 0 is greedy decoding. Where none of these options is given, "
+            "small worlds have parameters of their own, and all others temperature 1.",
+            "--temperature",
+            "-t",
+        ),
+    ] = None
+    top_k: Annotated[int | None, _claim("Keep the k most probable tokens.")] = None
+    top_p: Annotated[float | None, _claim("Keep the most probable tokens with this much probability together.")] = None
+    min_p: Annotated[float | None, _claim("Drop tokens less probable than this times the most probable one.")] = None
+    repetition_penalty: Annotated[float | None, _claim("Above 1: earlier tokens become less likely.")] = None
+    presence_penalty: Annotated[float | None, _claim("Subtracted from each generated token's logit.")] = None
+    frequency_penalty: Annotated[float | None, _claim("The same, for each time that it was generated.")] = None
 
     def params(self) -> SamplingParams | None:
         """The parameters, or None where none was named."""
@@ -94,13 +106,13 @@ class RunOptions:
     """How sure the answer must be, what it may cost, and how it is shown."""
 
     level: Annotated[
-        float, typer.Option(help="Most probability that a lossless system fails.", rich_help_panel=_BUDGET)
+        float, typer.Option(help="Largest probability that a lossless system fails the audit.", rich_help_panel=_BUDGET)
     ] = 0.01
     quick: Annotated[
         bool,
         typer.Option(
             "--quick",
-            help=f"Coarse: --tv {QUICK_TV:g}, --max-seconds {QUICK_MAX_SECONDS:g}. About a tenth of the samples.",
+            help=f"A first look: --tv {QUICK_TV:g}, --max-seconds {QUICK_MAX_SECONDS:g}. About a tenth of the samples.",
             rich_help_panel=_BUDGET,
         ),
     ] = False
@@ -108,8 +120,8 @@ class RunOptions:
         bool,
         typer.Option(
             "--thorough",
-            help=f"Fine: --tv {THOROUGH_TV:g}, --max-seconds {THOROUGH_MAX_SECONDS:g}, --max-samples "
-            f"{THOROUGH_MAX_SAMPLES}. About 11 times the samples; in small worlds, the minutes are foretold first.",
+            help=f"For releases: --tv {THOROUGH_TV:g}, --max-seconds {THOROUGH_MAX_SECONDS:g}, --max-samples "
+            f"{THOROUGH_MAX_SAMPLES}. About 11 times the samples.",
             rich_help_panel=_BUDGET,
         ),
     ] = False
@@ -121,27 +133,31 @@ class RunOptions:
             rich_help_panel=_BUDGET,
         ),
     ] = None
-    power: Annotated[float, typer.Option(help="Least probability of noticing it.", rich_help_panel=_BUDGET)] = 0.99
+    power: Annotated[
+        float, typer.Option(help="Least probability of noticing a deviation of --tv.", rich_help_panel=_BUDGET)
+    ] = 0.99
     max_seconds: Annotated[
         float | None,
         typer.Option(
-            help=f"Give up after so long. Default: {MAX_SECONDS:g}.", show_default=False, rich_help_panel=_BUDGET
+            help=f"Seconds after which to give up. Default: {MAX_SECONDS:g}.",
+            show_default=False,
+            rich_help_panel=_BUDGET,
         ),
     ] = None
     max_samples: Annotated[
         int | None,
         typer.Option(
-            help=f"Give up after so many samples of a world. Default: {MAX_SAMPLES}.",
+            help=f"Samples of a world after which to give up. Default: {MAX_SAMPLES}.",
             show_default=False,
             rich_help_panel=_BUDGET,
         ),
     ] = None
-    audit_seed: Annotated[int, typer.Option(help="Of all that is random in it.", rich_help_panel=_BUDGET)] = 0
+    audit_seed: Annotated[int, typer.Option(help="Seed of the audit's own randomness.", rich_help_panel=_BUDGET)] = 0
     json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=_OUTPUT)
+        bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.", rich_help_panel=_OUTPUT)
     ] = False
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.", rich_help_panel=_OUTPUT)
+        Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with plots.", rich_help_panel=_OUTPUT)
     ] = None
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.", rich_help_panel=_OUTPUT)] = False
 
@@ -170,12 +186,14 @@ class RunOptions:
 class ServerOptions:
     """How to talk to a server."""
 
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name there. Default: the first.")] = None
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's name at the server. Default: its first one.")
+    ] = None
     api_key_variable: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable that holds the API key.")
     ] = None
     timeout: Annotated[float, typer.Option(help="Seconds for each request.")] = 60.0
-    concurrency: Annotated[int, typer.Option(help="Requests under way at once.")] = 4
+    concurrency: Annotated[int, typer.Option(help="Requests in progress at once.")] = 4
     samples_per_request: Annotated[int, typer.Option(help="The n of a request.")] = 1
     field: Annotated[
         list[str], typer.Option(metavar="NAME=VALUE", help="A further field of each request, as JSON. Repeatable.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def register(
     *,
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="DIR", help="Where register.json, register.md and answers go.")
+        Path, typer.Option("-o", "--out", metavar="DIR", help="Folder for register.json, register.md and the answers.")
     ],
     only: Annotated[
         list[str],
@@ -27,12 +27,13 @@ def register(
     environment: Annotated[
         list[str],
         typer.Option(
-            metavar="ENGINE=FILE", help="Interpreter that has vllm, openvino, llama-cpp or llama-server. Repeatable."
+            metavar="ENGINE=FILE",
+            help="Python interpreter that has vllm, openvino, llama-cpp or llama-server. Repeatable.",
         ),
     ] = [],  # noqa: B006
-    tv: Annotated[float, typer.Option(help="As of the other audits.")] = 0.1,
-    max_seconds: Annotated[float, typer.Option(help="Of each audit.")] = 600.0,
-    max_samples: Annotated[int, typer.Option(help="Of each world of each audit.")] = 100_000,
+    tv: Annotated[float, typer.Option(help="Total variation distance that must not go unnoticed.")] = 0.1,
+    max_seconds: Annotated[float, typer.Option(help="Seconds after which to give up an audit.")] = 600.0,
+    max_samples: Annotated[int, typer.Option(help="Samples of a world after which to give up an audit.")] = 100_000,
     list_: Annotated[bool, typer.Option("--list", help="List the entries and their commands; run nothing.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False,
 ) -> None:

@@ -25,12 +25,16 @@ def server(
     k: Annotated[int, typer.Option("--num-speculative-tokens", "-k", help="Tokens drafted a round.")] = 2,
     prediction: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Requests predict their output: right, half or wrong.", show_default=False),
+        typer.Option(
+            metavar="KIND",
+            help="Let requests predict their output: right, half right (half) or wrong.",
+            show_default=False,
+        ),
     ] = None,
     grammar: Annotated[
-        bool, typer.Option("--grammar", help="Requests have a grammar; the claim is masked by it.")
+        bool, typer.Option("--grammar", help="Give requests a grammar, which also masks the claim.")
     ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests under way at once.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests in progress at once.")] = 16,
     claim: ClaimOptions,
     run: RunOptions,
 ) -> None:

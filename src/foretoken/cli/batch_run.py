@@ -31,9 +31,16 @@ class BatchOptions:
     """Where answers go, and on what engines they are made."""
 
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Answers, appended as they come.", show_default=False)
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File of answers, which are appended as they come.",
+            show_default=False,
+        ),
     ]
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Engines, each in a process of its own if several.")] = 1
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of engines; several have a process each.")] = 1
     ray: Annotated[
         str | None,
         typer.Option(
@@ -42,11 +49,13 @@ class BatchOptions:
             show_default=False,
         ),
     ] = None
-    job_gpus: Annotated[float, typer.Option(min=0.0, help="With --ray: GPUs of an engine.")] = 0.0
+    job_gpus: Annotated[float, typer.Option(min=0.0, help="With --ray: GPUs for each engine.")] = 0.0
     max_batch_size: Annotated[int, typer.Option(min=1, help="Most completions that an engine decodes at once.")] = 32
     cache_memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Most KV cache of an engine, such as 4GiB.", show_default="no limit"),
+        typer.Option(
+            metavar="SIZE", help="Most memory for an engine's KV cache, such as 4GiB.", show_default="no limit"
+        ),
     ] = None
     max_output_tokens: Annotated[int, typer.Option(min=1, help="Most tokens that a request may ask for.")] = 16_384
     served_model_name: Annotated[

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 bench_app = typer.Typer(
     name="bench",
-    help="How fast is it, beside its own plain decoding and beside other engines, on the same weights and prompts?",
+    help="Compare its speed with its own plain decoding and with other engines, on the same weights and prompts.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -30,7 +30,7 @@ Json = Annotated[
     typer.Option(
         "--json",
         metavar="FILE",
-        help="Write results as JSON lines; if the file is there, go on where it ends.",
+        help="Write results as JSON lines. If the file exists, continue where it ends.",
         show_default=False,
     ),
 ]
@@ -41,7 +41,7 @@ Reference = Annotated[
     str | None,
     typer.Option(
         metavar="ENGINE",
-        help="What ratios are formed with, as tables call it. Default: transformers with a draft model, if it ran.",
+        help="What ratios are relative to, as tables name it. Default: transformers with a draft model, if it ran.",
         show_default=False,
     ),
 ]
@@ -100,7 +100,7 @@ def drafters(
     plan: DrafterOptions,
     json: Json = None,
     markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the tables there, too.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Also write the tables to this file.", show_default=False)
     ] = None,
     no_color: NoColor = False,
 ) -> None:
@@ -132,7 +132,7 @@ def drafters(
 
 @command("report")
 def report(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Results, from run --json.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of results, from run --json.")],
     *,
     html: Html = None,
     reference: Reference = None,
@@ -171,7 +171,7 @@ def widen(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a small Llama checkpoint.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to, new or empty.")],
     *,
-    to: Annotated[str, typer.Option(metavar="SIZE", help="Parameters, such as 500M or 1.5B.")],
+    to: Annotated[str, typer.Option(metavar="SIZE", help="Number of parameters, such as 500M or 1.5B.")],
     vocab_size: Annotated[
         int | None,
         typer.Option(help="Rows of the embedding; a drafter needs its target's. Default: 32000.", show_default=False),
@@ -182,9 +182,9 @@ def widen(
         str | None, typer.Option(help="float32, bfloat16 or float16. Default: the checkpoint's.", show_default=False)
     ] = None,
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Nothing of the checkpoint but its shape: a useless drafter.")
+        bool, typer.Option("--random-weights", help="Keep only the checkpoint's shape: a useless drafter.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the weights that are added.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights that are added.")] = 0,
     no_color: NoColor = False,
 ) -> None:
     """Write a larger checkpoint that computes what a small one does, at the larger one's cost."""

@@ -58,13 +58,17 @@ class DrafterOptions:
         Path | None, typer.Option(metavar="FILE", help="Spec-Bench's question.jsonl.", show_default=False)
     ] = None
     limit: Annotated[int, typer.Option(min=1, help="Prompts of each workload.")] = 6
-    temperature: Annotated[str, typer.Option("--temperature", "-t", metavar="LIST", help="0 is greedy.")] = "0,1"
+    temperature: Annotated[
+        str, typer.Option("--temperature", "-t", metavar="LIST", help="Temperatures; 0 is greedy.")
+    ] = "0,1"
     repeats: Annotated[int, typer.Option(min=1, help="Measurements of each cell.")] = 3
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=2, help="Most tokens of an output.")] = (
         256
     )
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of weights and arithmetic.")] = "float32"
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.", show_default=False)] = None
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads. Default: one for each core.", show_default=False)
+    ] = None
 
     def plan(self) -> DrafterPlan:
         """The library's plan.

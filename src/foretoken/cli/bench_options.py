@@ -77,7 +77,7 @@ class PlanOptions:
             "--num-speculative-tokens",
             "-k",
             metavar="LIST",
-            help="Tokens drafted a round; auto, for Foretoken alone, chooses.",
+            help="Tokens drafted a round. With auto, Foretoken chooses; other engines skip it.",
             rich_help_panel=_WHAT,
         ),
     ] = "auto,5"
@@ -96,7 +96,10 @@ class PlanOptions:
         ),
     ] = None
     category: Annotated[
-        str, typer.Option(metavar="LIST", help="Only these.", show_default=False, rich_help_panel=_WHAT)
+        str,
+        typer.Option(
+            metavar="LIST", help="Only prompts of these categories.", show_default=False, rich_help_panel=_WHAT
+        ),
     ] = ""
     limit: Annotated[
         int | None,
@@ -104,11 +107,12 @@ class PlanOptions:
     ] = None
     prompt_tokens: Annotated[
         int | None,
-        typer.Option(help="Make every prompt this long.", show_default=False, rich_help_panel=_WHAT),
+        typer.Option(help="Make every prompt this many tokens long.", show_default=False, rich_help_panel=_WHAT),
     ] = None
     batch: Annotated[str, typer.Option(metavar="LIST", help="Prompts decoded at once.", rich_help_panel=_HOW)] = "1"
     temperature: Annotated[
-        str, typer.Option("--temperature", "-t", metavar="LIST", help="0 is greedy.", rich_help_panel=_HOW)
+        str,
+        typer.Option("--temperature", "-t", metavar="LIST", help="Temperatures; 0 is greedy.", rich_help_panel=_HOW),
     ] = "0"
     max_new_tokens: Annotated[
         int,
@@ -129,12 +133,14 @@ class PlanOptions:
             rich_help_panel=_HOW,
         ),
     ] = None
-    device: Annotated[str, typer.Option(help="cpu, or cuda for engines that can.", rich_help_panel=_HOW)] = "cpu"
+    device: Annotated[str, typer.Option(help="cpu, or cuda for engines that support it.", rich_help_panel=_HOW)] = "cpu"
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Of each engine. Default: all cores.", show_default=False, rich_help_panel=_HOW),
+        typer.Option(
+            min=1, help="Threads of each engine. Default: one for each core.", show_default=False, rich_help_panel=_HOW
+        ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Of sampled outputs.", rich_help_panel=_HOW)] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampled outputs.", rich_help_panel=_HOW)] = 0
     peers: Peers = None
     cache: Annotated[
         Path | None,

@@ -29,7 +29,7 @@ class LoadOptions:
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Folder, GGUF file or hub id of the target. Default: the shipped pair's.",
+            help="Folder, GGUF file or hub id of the target. Default: the shipped pair's target.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -53,8 +53,8 @@ class LoadOptions:
     runner: Annotated[
         str | None,
         typer.Option(
-            help="native (popular architectures, fast), hf (transformers, any model), gguf (llama.cpp, any GGUF file) "
-            "or auto: native where it can.",
+            help="What runs the models: native (popular architectures, fast), hf (transformers, any model), gguf "
+            "(llama.cpp, any GGUF file) or auto, the default: native where that can run the model.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -62,9 +62,9 @@ class LoadOptions:
     quantize: Annotated[
         str | None,
         typer.Option(
-            help="int8: round the target's weights to eight bits; int4: to four, in groups of 64; w8a8 and w4a8: and "
-            "the inputs of its layers to eight, which is faster with speculation. The output follows the rounded "
-            "target's distribution.",
+            help="Round the target's weights: int8 to eight bits, int4 to four in groups of 64. w8a8 and w4a8 also "
+            "round the inputs of its layers to eight bits, which is faster with speculation. The output follows the "
+            "rounded target's distribution.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -72,8 +72,8 @@ class LoadOptions:
     quantize_drafter: Annotated[
         str | None,
         typer.Option(
-            help="The same for the drafter, which changes no distribution; also w8a8 (inputs of layers too), none, or "
-            "auto: w8a8 where it is faster.",
+            help="The same for the drafter, which does not change the output's distribution: int8, int4, w8a8, w4a8, "
+            "none, or auto: w8a8 where it is faster.",
             show_default="auto",
             rich_help_panel=_MODELS,
         ),
@@ -83,7 +83,8 @@ class LoadOptions:
         bool,
         typer.Option(
             "--eager",
-            help="Compile nothing: torch, in place of OpenVINO, runs operation by operation. Sooner ready, and slower.",
+            help="Compile nothing: PyTorch instead of OpenVINO, operation by operation. It starts sooner and runs "
+            "slower.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -91,7 +92,7 @@ class LoadOptions:
     n_ctx: Annotated[
         int | None,
         typer.Option(
-            help="Of GGUF files: most tokens of a sequence. Default: the file's context.",
+            help="For GGUF files: most tokens of a sequence. Default: the file's context.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -99,7 +100,7 @@ class LoadOptions:
     n_gpu_layers: Annotated[
         int | None,
         typer.Option(
-            help="Of GGUF files: layers on the GPU, where llama.cpp was built for one. Default: all.",
+            help="For GGUF files: layers on the GPU, where llama.cpp was built for one. Default: all.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -114,7 +115,7 @@ class ModelOptions(LoadOptions):
         str | None,
         typer.Option(
             metavar="NAME|MODEL",
-            help="A name from 'foretoken drafters', folder or hub id of a model, or several with commas (a cascade). "
+            help="A name from 'foretoken drafters', a folder or hub id of a model, or several of these with commas. "
             "Default: auto,draft-model with the shipped target, auto with any other.",
             show_default=False,
             rich_help_panel=_MODELS,
@@ -124,7 +125,7 @@ class ModelOptions(LoadOptions):
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A name from 'foretoken verifiers'; auto: traversal for drafters of trees, block for others.",
+            help="A name from 'foretoken verifiers'; auto: traversal for drafters of trees, block for all others.",
             show_default="auto",
             rich_help_panel=_MODELS,
         ),
@@ -135,8 +136,9 @@ class ModelOptions(LoadOptions):
             "--num-speculative-tokens",
             "-k",
             metavar="N|auto",
-            help="Most tokens drafted a round; 0 decodes plainly, auto takes what is fastest, round by round (with a "
-            "seed by assumed costs, so that the seed gives one output).",
+            help="Draft length: most tokens drafted a round. 0 decodes without speculation. auto takes what is "
+            "fastest, round by round; with a seed it goes by assumed instead of measured costs, so that the seed "
+            "gives one output.",
             show_default="auto",
             rich_help_panel=_MODELS,
         ),
@@ -145,9 +147,9 @@ class ModelOptions(LoadOptions):
         str | None,
         typer.Option(
             metavar="KIND|FILE",
-            help="Trees of drafters that can grow them: static, the best shape for -k nodes, drawn; dynamic, the "
-            "most probable nodes; none, chains; or by measured rates in a file. Default: the drafter's own way, chains "
-            "with a draft model.",
+            help="How drafters that can draft trees do so: static (the best shape for -k nodes, tokens drawn), "
+            "dynamic (the most probable nodes), none (chains), or a file with a shape or measured acceptance rates. "
+            "Default: the drafter's own way; draft models draft chains.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -156,9 +158,9 @@ class ModelOptions(LoadOptions):
         str,
         typer.Option(
             metavar="HOW",
-            help="What a drafter model of another vocabulary drafts: intersection (the tokens that both have), text "
-            "(which is put into the target's tokens), same (nothing: it is refused), or auto: intersection where at "
-            "least half of its tokens are shared.",
+            help="What a draft model of another vocabulary drafts: intersection (tokens that both vocabularies have), "
+            "text (which the target's tokenizer encodes), same (such a model is refused), or auto: intersection where "
+            "at least half of its tokens are shared, else text.",
             rich_help_panel=_MODELS,
         ),
     ] = "auto"
@@ -166,7 +168,7 @@ class ModelOptions(LoadOptions):
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Take what 'foretoken tune' found fastest; options that are given win over it.",
+            help="Use the settings in a profile of 'foretoken tune'; options that are given take precedence.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -175,7 +177,7 @@ class ModelOptions(LoadOptions):
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Jinja template that makes a prompt of chat messages, instead of the tokenizer's own.",
+            help="Jinja template that turns chat messages into a prompt, instead of the tokenizer's own.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),
@@ -184,7 +186,7 @@ class ModelOptions(LoadOptions):
 
 def _model_sets(text: str, otherwise: int, *names: str) -> Any:
     """An option whose default is what the target's makers want, where they say."""
-    text = f"{text} Default: the model's (generation_config.json), else {otherwise}."
+    text = f"{text} Default: the model's own (generation_config.json), else {otherwise}."
     return typer.Option(*names, help=text, show_default=False, rich_help_panel=_SAMPLING)
 
 
@@ -192,24 +194,30 @@ def _model_sets(text: str, otherwise: int, *names: str) -> Any:
 class SamplingOptions:
     """The fields of `SamplingParams`, as a command line writes them; None for what the target's makers want."""
 
-    temperature: Annotated[float | None, _model_sets("0 is greedy.", 1, "--temperature", "-t")] = None
+    temperature: Annotated[float | None, _model_sets("0 is greedy decoding.", 1, "--temperature", "-t")] = None
     top_k: Annotated[int | None, _model_sets("Keep the k most probable tokens; 0: all.", 0)] = None
-    top_p: Annotated[float | None, _model_sets("Keep the most probable tokens with this much mass.", 1)] = None
-    min_p: Annotated[float | None, _model_sets("Drop tokens less likely than this times the most probable one.", 0)] = (
-        None
-    )
+    top_p: Annotated[
+        float | None, _model_sets("Keep the most probable tokens with this much probability together.", 1)
+    ] = None
+    min_p: Annotated[
+        float | None, _model_sets("Drop tokens less probable than this times the most probable one.", 0)
+    ] = None
     repetition_penalty: Annotated[float | None, _model_sets("Above 1: earlier tokens become less likely.", 1)] = None
     presence_penalty: Annotated[
-        float, typer.Option(help="Subtracted once from what was generated.", rich_help_panel=_SAMPLING)
+        float,
+        typer.Option(help="Subtracted from the logit of each token that was generated.", rich_help_panel=_SAMPLING),
     ] = 0.0
     frequency_penalty: Annotated[
-        float, typer.Option(help="Subtracted for each time it was generated.", rich_help_panel=_SAMPLING)
+        float,
+        typer.Option(
+            help="Subtracted from a token's logit for each time that it was generated.", rich_help_panel=_SAMPLING
+        ),
     ] = 0.0
     logit_bias: Annotated[
         list[str],
         typer.Option(
             metavar="ID=BIAS",
-            help="Added to a token's score; -inf bans it. Repeatable.",
+            help="Added to a token's logit; -inf bans the token. Repeatable.",
             show_default=False,
             rich_help_panel=_SAMPLING,
         ),
@@ -217,7 +225,7 @@ class SamplingOptions:
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Key of all randomness. Default: a fresh one.", show_default=False, rich_help_panel=_SAMPLING
+            help="Seed of all randomness. Default: a new one each time.", show_default=False, rich_help_panel=_SAMPLING
         ),
     ] = None
     max_new_tokens: Annotated[
@@ -226,7 +234,9 @@ class SamplingOptions:
             "--max-new-tokens", "--max-tokens", "-n", help="Most tokens to generate.", rich_help_panel=_SAMPLING
         ),
     ] = DEFAULT_MAX_NEW_TOKENS
-    min_new_tokens: Annotated[int, typer.Option(help="No end before so many.", rich_help_panel=_SAMPLING)] = 0
+    min_new_tokens: Annotated[
+        int, typer.Option(help="Least tokens to generate before the output may end.", rich_help_panel=_SAMPLING)
+    ] = 0
     stop_token_ids: Annotated[
         list[int],
         typer.Option(
@@ -241,12 +251,12 @@ class SamplingOptions:
         typer.Option(help="A string that ends the output. Repeatable.", show_default=False, rich_help_panel=_SAMPLING),
     ] = field(default_factory=list)
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=_SAMPLING)
+        bool, typer.Option("--ignore-eos", help="Continue after an end token.", rich_help_panel=_SAMPLING)
     ] = False
     logprobs: Annotated[
         int | None,
         typer.Option(
-            help="Report log-probabilities: of each token, and of so many of the most probable ones at its position.",
+            help="Report log-probabilities: of each token, and of this many most probable tokens at its position.",
             show_default=False,
             rich_help_panel=_SAMPLING,
         ),
@@ -278,7 +288,7 @@ class ListOptions:
     """How anything is shown."""
 
     json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=_OUTPUT)
+        bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.", rich_help_panel=_OUTPUT)
     ] = False
     no_color: Annotated[
         bool,
@@ -297,13 +307,15 @@ class OutputOptions(ListOptions):
         bool,
         typer.Option(
             "--trace",
-            help="One round a line: what was drafted, accepted, rejected, put instead.",
+            help="Show each round on a line: what was drafted, accepted, rejected and put in its place.",
             rich_help_panel=_OUTPUT,
         ),
     ] = False
     probs: Annotated[
         bool,
-        typer.Option("--probs", help="In the trace: p and q of each token. Implies --trace.", rich_help_panel=_OUTPUT),
+        typer.Option(
+            "--probs", help="Show p and q of each token in the trace. Implies --trace.", rich_help_panel=_OUTPUT
+        ),
     ] = False
 
     def __post_init__(self) -> None:

@@ -56,8 +56,8 @@ class ReplicaOptions:
         str | None,
         typer.Option(
             metavar="N|LOW-HIGH|auto",
-            help="Replicas, each an engine in a process of its own; LOW-HIGH and auto (1 to as many as fit) follow the "
-            "requests that run and wait.",
+            help="Number of replicas, each an engine in a process of its own. LOW-HIGH and auto (1 to as many as fit) "
+            "follow the number of requests that run and wait.",
             show_default=False,
             rich_help_panel=_REPLICAS,
         ),
@@ -66,7 +66,7 @@ class ReplicaOptions:
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="A Ray cluster, or auto for this machine's. Default: local, one is started here.",
+            help="Address of a Ray cluster, or auto for this machine's. Default: local, which starts one here.",
             show_default=False,
             rich_help_panel=_REPLICAS,
         ),
@@ -84,7 +84,8 @@ class ReplicaOptions:
         int,
         typer.Option(
             min=0,
-            help="Requests that a replica may have more than the least busy one, and get those whose prefix it has.",
+            help="A replica with over this many requests more than the least busy one gets none for a prefix that it "
+            "has.",
             rich_help_panel=_REPLICAS,
         ),
     ] = 4
@@ -93,7 +94,7 @@ class ReplicaOptions:
         typer.Option(
             min=0.0,
             metavar="SECONDS",
-            help="For which load has to ask for more replicas before one comes.",
+            help="Seconds for which load has to require more replicas before one is added.",
             rich_help_panel=_REPLICAS,
         ),
     ] = 30.0
@@ -102,7 +103,7 @@ class ReplicaOptions:
         typer.Option(
             min=0.0,
             metavar="SECONDS",
-            help="For which load has to ask for fewer replicas before one goes.",
+            help="Seconds for which load has to require fewer replicas before one is removed.",
             rich_help_panel=_REPLICAS,
         ),
     ] = 600.0

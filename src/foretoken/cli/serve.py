@@ -40,7 +40,9 @@ class ServeOptions:
     """Where a server listens, who may ask, and for how much."""
 
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_SERVER)] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.", rich_help_panel=_SERVER)] = 8000
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.", rich_help_panel=_SERVER)
+    ] = 8000
     served_model_name: Annotated[
         str | None,
         typer.Option(
@@ -54,13 +56,13 @@ class ServeOptions:
         str,
         typer.Option(
             metavar="WHOSE",
-            help="How a request is sampled that does not say: as the model's generation_config.json has it (model), or "
-            "at temperature 1 without truncation (openai).",
+            help="Defaults of sampling fields that a request leaves out: model, those in the model's "
+            "generation_config.json; openai, temperature 1 without truncation.",
             rich_help_panel=_SERVER,
         ),
     ] = "model"
     grace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that requests have to end after SIGTERM.", rich_help_panel=_SERVER)
+        float, typer.Option(min=0.0, help="Seconds that running requests get after SIGTERM.", rich_help_panel=_SERVER)
     ] = 30.0
     metrics: Annotated[
         bool, typer.Option("--metrics/--no-metrics", help="Serve /metrics.", rich_help_panel=_SERVER)
@@ -70,7 +72,10 @@ class ServeOptions:
         typer.Option("--page/--no-page", help="Serve the page at /, to watch speculation.", rich_help_panel=_SERVER),
     ] = True
     log_format: Annotated[
-        str, typer.Option(metavar="FORM", help="Of the log: text, or json (an object a line).", rich_help_panel=_SERVER)
+        str,
+        typer.Option(
+            metavar="FORM", help="Format of the log: text, or json (an object a line).", rich_help_panel=_SERVER
+        ),
     ] = "text"
     log_bodies: Annotated[
         bool, typer.Option("--log-bodies", help="Log what clients send, prompts included.", rich_help_panel=_SERVER)
@@ -79,23 +84,28 @@ class ServeOptions:
         bool,
         typer.Option(
             "--engine-process",
-            help="Have the engine in a process of its own: for many clients, or large requests.",
+            help="Run the engine in a process of its own: for many clients, or large requests.",
             rich_help_panel=_SERVER,
         ),
     ] = False
     tls_cert: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="PEM certificate: HTTPS.", show_default=False, rich_help_panel=_SERVER),
+        typer.Option(metavar="FILE", help="PEM certificate, for HTTPS.", show_default=False, rich_help_panel=_SERVER),
     ] = None
     tls_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Its key, if not in it.", show_default=False, rich_help_panel=_SERVER),
+        typer.Option(
+            metavar="FILE",
+            help="The certificate's key, if it is not in the same file.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
     ] = None
     api_key: Annotated[
         list[str],
         typer.Option(
             metavar="KEY",
-            help=f"Key that requests must show. Repeatable. Others can read it in the list of processes: better is "
+            help=f"Key that requests must show. Repeatable. Other users can see it in the list of processes: use "
             f"{KEY_VARIABLE} in the environment, or a file.",
             show_default=False,
             rich_help_panel=_ACCESS,
@@ -103,13 +113,13 @@ class ServeOptions:
     ] = field(default_factory=list)
     api_key_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keys, one a line.", show_default=False, rich_help_panel=_ACCESS),
+        typer.Option(metavar="FILE", help="File of API keys, one a line.", show_default=False, rich_help_panel=_ACCESS),
     ] = None
     cors_origin: Annotated[
         list[str],
         typer.Option(
             metavar="ORIGIN",
-            help="Origin of web pages that may ask, or *. Repeatable. Default: none.",
+            help="Origin whose web pages may send requests, or *. Repeatable. Default: none.",
             show_default=False,
             rich_help_panel=_ACCESS,
         ),
@@ -120,11 +130,15 @@ class ServeOptions:
     cache_memory: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Most KV cache, such as 4GiB.", show_default="no limit", rich_help_panel=_LIMITS
+            metavar="SIZE",
+            help="Most memory for the KV cache, such as 4GiB.",
+            show_default="no limit",
+            rich_help_panel=_LIMITS,
         ),
     ] = None
     max_queue: Annotated[
-        int, typer.Option(min=0, help="Most completions that wait; then status 429.", rich_help_panel=_LIMITS)
+        int,
+        typer.Option(min=0, help="Most completions that wait; further ones get status 429.", rich_help_panel=_LIMITS),
     ] = 256
     max_output_tokens: Annotated[
         int, typer.Option(min=1, help="Most tokens that a request may ask for.", rich_help_panel=_LIMITS)
@@ -137,7 +151,7 @@ class ServeOptions:
     ] = 3600.0
     send_timeout: Annotated[
         float,
-        typer.Option(min=0.001, help="Seconds for which a client may take nothing.", rich_help_panel=_LIMITS),
+        typer.Option(min=0.001, help="Seconds for which a client may read nothing.", rich_help_panel=_LIMITS),
     ] = 60.0
     keep_alive: Annotated[
         float,
@@ -145,7 +159,7 @@ class ServeOptions:
             min=0.0, max=86_400.0, help="Seconds for which an idle connection stays open.", rich_help_panel=_LIMITS
         ),
     ] = KEEP_ALIVE
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Of a request's body.", rich_help_panel=_LIMITS)] = (
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.", rich_help_panel=_LIMITS)] = (
         8 * 2**20
     )
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False

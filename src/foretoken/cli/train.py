@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 train_app = typer.Typer(
     name="train",
-    help="Train a drafter for a target, on outputs of the target itself; a stopped run goes on.",
+    help="Train a drafter for a target, on outputs of the target itself. A stopped run can be continued.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -47,7 +47,7 @@ def eagle3(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Layers whose outputs are fused; 0: the embeddings. Default: early, middle, late.",
+            help="The target's layers that are used; 0: the embeddings. Default: an early, a middle, a late one.",
             show_default=False,
         ),
     ] = None,
@@ -57,7 +57,9 @@ def eagle3(
     ] = None,
     export_speculators: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Also write the speculators format, which vLLM loads.", show_default=False),
+        typer.Option(
+            metavar="DIR", help="Also write the head in the speculators format, which vLLM loads.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """One decoder layer over the target's hidden states, fed with its own outputs."""

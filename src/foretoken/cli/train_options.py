@@ -29,20 +29,20 @@ class RunOptions:
             "--out",
             "-o",
             metavar="FOLDER",
-            help="Folder for the drafter; what is done so far is kept in its folder 'training'.",
+            help="Folder for the drafter. The state of the training is kept in its subfolder 'training'.",
             show_default=False,
         ),
     ]
     cache_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Disk space for hidden states; 0 computes them each time.")
     ] = "4GiB"
-    licence: Annotated[str | None, typer.Option("--licence", "--license", help="For the card.", show_default=False)] = (
-        None
-    )
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, samples and batches.")] = 0
+    licence: Annotated[
+        str | None, typer.Option("--licence", "--license", help="Licence named in the model card.", show_default=False)
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, samples and batches.")] = 0
     dtype: Annotated[
         str | None,
-        typer.Option(help="Of the target, and of the drafter as it is written. Default: auto.", show_default=False),
+        typer.Option(help="Of the target, and of the drafter's file. Default: auto.", show_default=False),
     ] = None
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, … Default: a GPU where there is one.", show_default=False)
@@ -71,21 +71,21 @@ class CorpusOptions:
     ]
     num_samples: Annotated[int, typer.Option(help="Outputs of the target to train on.", rich_help_panel=_TEXTS)] = 4096
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", help="Tokens of an answer, at most.", rich_help_panel=_TEXTS)
+        int, typer.Option("--max-new-tokens", "-n", help="Most tokens of an answer.", rich_help_panel=_TEXTS)
     ] = 128
     max_length: Annotated[
-        int, typer.Option(help="Tokens of prompt and answer; longer prompts are left out.", rich_help_panel=_TEXTS)
+        int, typer.Option(help="Most tokens of prompt and answer; longer prompts are left out.", rich_help_panel=_TEXTS)
     ] = 1024
     prompt_tokens: Annotated[
         int, typer.Option(help="Tokens of a prompt that is cut out of a document.", rich_help_panel=_TEXTS)
     ] = 48
     temperature: Annotated[
         str,
-        typer.Option("--temperature", "-t", metavar="LIST", help="In turn; 0 is greedy.", rich_help_panel=_TEXTS),
+        typer.Option("--temperature", "-t", metavar="LIST", help="Used in turn; 0 is greedy.", rich_help_panel=_TEXTS),
     ] = "1,1,0"
-    held_out: Annotated[
-        int, typer.Option(help="Outputs to measure with, which are never trained on.", rich_help_panel=_TEXTS)
-    ] = 64
+    held_out: Annotated[int, typer.Option(help="Outputs that are used for measuring only.", rich_help_panel=_TEXTS)] = (
+        64
+    )
 
     def corpus(self, seed: int) -> Corpus:
         """The library's corpus."""
@@ -116,12 +116,14 @@ class CourseOptions:
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Training time; the target's writing comes on top.", show_default=False, rich_help_panel=_TRAINING
+            help="Training time, without the time in which the target answers.",
+            show_default=False,
+            rich_help_panel=_TRAINING,
         ),
     ] = None
     batch_tokens: Annotated[int, typer.Option(help="Tokens of a step.", rich_help_panel=_TRAINING)] = 4096
     micro_tokens: Annotated[
-        int, typer.Option(help="Tokens of one pass: fewer need less memory.", rich_help_panel=_TRAINING)
+        int, typer.Option(help="Tokens of one pass; fewer need less memory.", rich_help_panel=_TRAINING)
     ] = 2048
     lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=_TRAINING)] = 1e-3
     optimizer: Annotated[
@@ -132,7 +134,7 @@ class CourseOptions:
         typer.Option(
             "--num-speculative-tokens",
             "-k",
-            help="Tokens of the chains that are trained; of Medusa, all heads are.",
+            help="Length of the chains that are trained. All Medusa heads are trained in any case.",
             rich_help_panel=_TRAINING,
         ),
     ] = 5
@@ -145,7 +147,9 @@ class CourseOptions:
     ] = 100
     patience: Annotated[
         int,
-        typer.Option(help="Looks without better acceptance that end the training; 0: none.", rich_help_panel=_TRAINING),
+        typer.Option(
+            help="Evaluations without a better result that end the training; 0: no limit.", rich_help_panel=_TRAINING
+        ),
     ] = 8
     amp: Annotated[
         bool | None,

@@ -39,8 +39,8 @@ class TuneOptions:
         list[str],
         typer.Option(
             metavar="NAME|MODEL",
-            help="Also try this: folder or hub id of a model or of a trained head, or a name with its argument. "
-            "Repeatable. Names that need nothing more are tried anyway, and so is the shipped drafter with the shipped "
+            help="Also try this: a folder or hub id of a model or of a trained head, or a name with its argument. "
+            "Repeatable. Names that need no argument are always tried, and so is the shipped drafter with the shipped "
             "target.",
             show_default=False,
             rich_help_panel=_TRIED,
@@ -71,7 +71,7 @@ class TuneOptions:
             "-t",
             min=0.0,
             max=100.0,
-            help="Measured beside greedy decoding; 0: greedy alone.",
+            help="Temperature of the sampled half of the measurements; 0: all are greedy.",
             rich_help_panel=_TRIED,
         ),
     ] = 1.0
@@ -87,7 +87,7 @@ class TuneOptions:
     ] = 64
     budget: Annotated[
         str,
-        typer.Option(metavar="TIME", help="Time that it may take: 90s, 5m or 1h.", rich_help_panel=_TRIED),
+        typer.Option(metavar="TIME", help="Time limit: 90s, 5m or 1h.", rich_help_panel=_TRIED),
     ] = "5m"
 
 

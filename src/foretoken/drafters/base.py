@@ -1,4 +1,4 @@
-"""The contract of a drafter, and what it is told about a round."""
+"""The contract of a drafter, and what it gets to know about a round."""
 
 from __future__ import annotations
 
@@ -91,35 +91,34 @@ class Batch:
 class Drafter(ABC):
     """Proposes tokens, which the target then verifies.
 
-    A drafter of your own implements `propose`; all else has a default that the engine can live with. Rows may join,
-    leave or change places between any two calls, and rounds may pass without a call: a drafter compares what it knows
-    of a sequence with ``sequence.tokens`` and catches up. It keeps what it knows of sequences in a
-    `foretoken.drafters.PerSequence`, which makes a sequence's state on first use and drops it with the sequence. A
-    proposal may depend on nothing but the sequences' tokens and the drafter's own draws
-    (`foretoken.randomness.uniforms`).
+    A drafter of your own implements `propose`; everything else has a default. Rows may join, leave or change places
+    between any two calls, and rounds may pass without a call: a drafter compares what it knows of a sequence with
+    ``sequence.tokens`` and catches up. It keeps what it knows of sequences in a `foretoken.drafters.PerSequence`, which
+    makes a sequence's state on first use and drops it with the sequence. A proposal may depend on nothing but the
+    sequences' tokens and the drafter's own draws (`foretoken.randomness.uniforms`).
 
     Attributes:
-        name: how messages and reports call it; the class's name where a class gives none.
+        name: used in messages and reports; the class's name where a class gives none.
         models: the language models that it runs. The engine checks that they fit the target, and counts their KV
             caches against `cache_memory`.
         own_threads: proposals don't use torch's threads: they are computed in plain Python, or on another library's
             threads. Where neither target nor drafter does, the engine limits torch to one thread during a round.
-        tree: which trees it grows, for drafters that can be told; it may be replaced between two calls. None for
-            drafters that can't be told.
-        hidden_layers: layers of the target whose hidden states it needs, as in `LanguageModel.forward`: 0 for the
-            embeddings; the last one normalised. The engine passes them to `observe_hidden`.
+        tree: which trees it grows, if that can be chosen; it may be replaced between two calls. None for drafters
+            without a choice.
+        hidden_layers: layers of the target whose hidden states it needs, as in `LanguageModel.forward`: 0 is the
+            embeddings, and the last layer's are normalised. The engine passes them to `observe_hidden`.
         reads_cache: proposals read `Batch.cache`, which has to hold every token of each row but the root.
         quantize: how its own weights (`num_parameters`) were quantised; None for not at all.
         drafters: the drafters that it is made of, in the order in which it asks them.
         note: what a user should know about the choice of this drafter, in one sentence; empty for nothing.
-        matches: of drafters that look up how a sequence went on before: of each sequence, the length of the suffix
+        matches: for drafters that look up how a sequence went on before: for each sequence, the length of the suffix
             that the last proposal continued, 0 where there was none. None for all other drafters.
-        estimates: of drafters that know how likely their drafts are: of each sequence, for each node of the last
-            proposal the probability that it is accepted, with all nodes above it. None for all other drafters.
-        foreseen: of drafters that draft without a model and know it: of each sequence, for each token of the last
-            round whether it is what they would have drafted there. None for all other drafters.
-        call_sizes: draft tokens that a call makes, in rising order, where any other number is made up of these and what
-            is beyond it dropped; empty where a token more takes a step more.
+        estimates: for drafters that know how likely their drafts are: for each sequence and each node of the last
+            proposal, the probability that it is accepted, with all nodes above it. None for all other drafters.
+        foreseen: for drafters that draft without a model: for each sequence and each token of the last round, whether
+            the drafter would have drafted that token there. None for all other drafters.
+        call_sizes: numbers of draft tokens that a single call can make, in rising order. Other numbers are made up of
+            these, and surplus tokens dropped. Empty where each token takes a step.
         extends: proposals may begin behind tokens that another drafter drafted (`Batch.begun`).
         max_length: tokens of the longest sequence that it drafts for; None for no limit.
     """

@@ -80,9 +80,9 @@ class DraftModel(Drafter):
 
     Args:
         model: in any form that `foretoken.load` takes; one that is loaded here is rounded where that helps.
-        tree: "none" drafts chains; "static" trees of the shape that is best for a row's limit by what is typical,
-            drawn without replacement; "dynamic" trees of the most probable nodes, chosen; a shape or a table that was
-            measured, or a file that holds one, trees of that shape or by that table. See
+        tree: "none" drafts chains. "static" drafts trees, drawn without replacement, of the shape that is best for a
+            row's limit by typical acceptance rates; a `TreeShape`, an `AcceptanceTable`, or a file with one, does so
+            with that shape or these rates. "dynamic" drafts trees of the most probable nodes, chosen. See
             `foretoken.drafters.tree_plan`.
 
     Raises:

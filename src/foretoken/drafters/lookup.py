@@ -41,9 +41,9 @@ class Lookup(SharingDrafter):
     Takes some 200 to 300 bytes a token of each running sequence.
 
     Args:
-        global_tokens: also copy from other requests, finished and running ones: from so many of their tokens, the
-            oldest dropped first, half of it at a time; 100 to 200 bytes each. 0 keeps requests apart. Otherwise how
-            fast a request is tells what others said. Requests take part that share measured rates.
+        global_tokens: also copy from other requests, finished and running ones: from this many of their tokens, of
+            100 to 200 bytes each. The oldest are dropped first, half of them at a time. 0 keeps requests apart; else a
+            request's speed reveals what others wrote. Only requests that share measured rates take part.
     """
 
     name = "lookup"

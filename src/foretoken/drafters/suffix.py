@@ -26,9 +26,9 @@ class Suffix(SharingDrafter):
     Takes some 100 to 200 bytes a token.
 
     Args:
-        global_tokens: also look in other requests, finished and running ones, up to so many tokens of them, the oldest
-            dropped first, half of it at a time. 0 keeps requests apart. Otherwise a request's drafts, and with a
-            rejection verifier its samples, depend on the requests before it and beside it (their distribution does
+        global_tokens: also look in other requests, finished and running ones, up to this many tokens of them, the
+            oldest dropped first, half of them at a time. 0 keeps requests apart. Otherwise a request's drafts, and with
+            a rejection verifier its samples, depend on the requests before it and beside it (their distribution does
             not). Requests with one seed have the same uniforms: of these only the first takes part, see
             `foretoken.drafters.sharing`.
         growth: tokens drafted at most for each token of the suffix.

@@ -18,7 +18,7 @@ WIDTH = 8
 
 @dataclass(frozen=True)
 class TreePlan:
-    """Which trees a drafter grows; by default none, but chains.
+    """Which trees a drafter grows; by default it drafts chains.
 
     Attributes:
         shape: the shape of static trees: one for every row, cut to a row's limit, or a table of acceptance rates from

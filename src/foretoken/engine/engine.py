@@ -40,34 +40,34 @@ class Engine:
     Args:
         target: the model whose distribution the output has: a path, a hub id, a transformers model, or what
             `foretoken.load` returned.
-        drafter: what proposes tokens: ``"auto"`` for what costs nothing (`foretoken.drafters.Lookup`), and a head if
-            one lies in the target's folder; a name from `foretoken.drafters.names` that needs no model
-            (``"prompt-lookup"``, ``"ngram-storage"``, …); a model in any of the forms of `target`; the folder of a head
-            that was trained on the target (EAGLE-3, Medusa); a `Drafter`; None to decode plainly; or several of these
-            in a list (``["auto", "path/of/a/model"]``), of which the policy takes what pays, round by round
-            (`Cascade`). A model may have another vocabulary than the target: see `vocab`.
+        drafter: what proposes tokens. ``"auto"`` is `foretoken.drafters.Lookup`, which costs next to nothing, and a
+            head if the target's folder has one. It may also be a name from `foretoken.drafters.names` that needs no
+            model (``"prompt-lookup"``, ``"ngram-storage"``, …); a model in any of the forms of `target`; the folder of
+            a head that was trained on the target (EAGLE-3, Medusa); a `Drafter`; or None to decode plainly. Of several
+            in a list (``["auto", "path/of/a/model"]``), the policy takes what pays, round by round (`Cascade`). A model
+            may have another vocabulary than the target: see `vocab`.
         verifier: a name from `foretoken.verify.names`, or a verifier; ``"auto"`` takes ``"traversal"`` for drafters of
             trees and ``"block"`` for all others.
-        num_speculative_tokens: most tokens that are drafted a round; 0 decodes plainly. ``"auto"`` takes what measured
-            costs and acceptance make fastest, round by round, 0 where speculation doesn't pay; for a request that names
-            a seed and whose output depends on drafts, what assumed costs and its own rounds make fastest. For drafters
-            of trees this is the number of nodes.
-        tree: what a drafter does that can grow trees, a model among others: ``"none"`` for chains, ``"static"`` for
-            the shape that is best for the number of nodes, drawn, ``"dynamic"`` for the most probable nodes, or what
-            `foretoken.drafters.tree_plan.plan_of` takes besides, such as a file with measured rates. None leaves it to
-            the drafter; models draft chains then.
+        num_speculative_tokens: most tokens that are drafted a round; 0 decodes plainly. ``"auto"`` takes what is
+            fastest by measured costs and acceptance rates, round by round: 0 where speculation does not pay. For a
+            request that names a seed and whose output depends on drafts, it goes by assumed costs and by that request's
+            own rounds. For drafters of trees this is the number of nodes.
+        tree: how a drafter drafts that can draft trees, such as a model: ``"none"`` for chains, ``"static"`` for the
+            best shape for the number of nodes, with drawn tokens, ``"dynamic"`` for the most probable nodes; or a file
+            with a shape or measured rates (see `foretoken.drafters.tree_plan.plan_of`). None leaves it to the drafter;
+            models then draft chains.
         max_batch_size: most rows that are decoded at once; further requests wait for a free row.
         reuse_prefixes: keep the target's KV cache when the last request of a call has ended, so that the next call's
             requests copy the KV cache of prefixes that they share: a system prompt, or an earlier turn of a chat. The
             memory is the engine's until `release`.
-        cache_memory: most bytes for the KV caches of target and drafter (a number, or ``"4GiB"``), by the lengths that
-            requests may reach: they wait until they fit; where only a stream that was begun could make room, they are
-            refused. None sets no limit. Weights and activations come on top.
-        vocab: what a drafter model of another vocabulary drafts: ``"intersection"``, the tokens that both have
-            (`SharedTokens`); ``"text"``, strings that are put into the target's tokens (`DraftedText`); ``"auto"`` the
-            first if at least half of the drafter's tokens are shared, else the second; ``"same"`` refuses such a model.
-        limits: sizes at which work is split or done in another way; they bound memory and, but for `forced_tokens`
-            where a seed is named, never change the output.
+        cache_memory: most bytes for the KV caches of target and drafter (a number, or ``"4GiB"``), counted with the
+            lengths that requests may reach. Requests wait until they fit. Those that wait for a stream which only the
+            caller can continue are refused. None sets no limit. Weights and activations come on top.
+        vocab: what a draft model of another vocabulary drafts: ``"intersection"``, tokens that both vocabularies have
+            (`SharedTokens`); ``"text"``, strings that the target's tokenizer encodes (`DraftedText`); ``"auto"``, the
+            first if at least half of the draft model's tokens are shared, else the second. ``"same"`` refuses it.
+        limits: sizes at which work is split or done in another way. They bound memory, and never change the output,
+            except for `forced_tokens` where a seed is named.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:

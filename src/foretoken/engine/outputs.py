@@ -61,7 +61,7 @@ class DecodeStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Emitted tokens / target passes; 1.0 without any accepted draft token."""
+        """Emitted tokens / target passes: 1.0 without any accepted draft token, 0.0 before the first pass."""
         return self.emitted / self.rounds if self.rounds else 0.0
 
     @property
@@ -175,8 +175,8 @@ class Completion:
         logprobs: one entry a token if `SamplingParams.logprobs` is set, else None.
         stats: rounds, tokens and seconds.
         error: the exception, with finish_reason ``error``.
-        stop_reason: the stop string or the token of `SamplingParams.stop_token_ids` that ended the output; None where
-            another token did, or nothing of all this.
+        stop_reason: the stop string or the token of `SamplingParams.stop_token_ids` that ended the output; None if
+            something else did.
     """
 
     token_ids: list[int]

@@ -124,19 +124,19 @@ _FURTHER_LAYERS = 2
 class LanguageModel(ABC):
     """A model that scores tokens. `foretoken.load` makes one from a path, a hub id or a transformers model.
 
-    A class of your own sets the attributes without a default, and implements `open`, `cache_bytes` and `forward`. All
-    others are optional features: with the defaults, the engine does without.
+    A class of your own sets the attributes without a default, and implements `open`, `cache_bytes` and `forward`.
+    Everything else is optional: with the defaults, the engine does without.
 
     Attributes:
-        name: how messages and reports call the model.
+        name: used in messages and reports.
         vocab_size: number of logits of a node (the padded size of the output layer).
         max_length: most tokens of a row, prompt and output together.
         device: where `forward` computes, and where the engine keeps the tensors of a round.
         dtype: of the logits.
         tokenizer: a transformers tokenizer, or None for prompts of token ids alone.
         eos_token_ids: tokens that end the output.
-        sampling_defaults: fields of `SamplingParams` as the checkpoint's makers want them, such as the temperature;
-            for requests that do not say how they are sampled.
+        sampling_defaults: fields of `SamplingParams` with the values that the checkpoint recommends, such as the
+            temperature; for requests without sampling parameters.
         decoder_start_token_id: first decoder token of an encoder-decoder model; None for a decoder-only one.
         supports_trees: `forward` takes several children of one parent.
         shares_prefixes: the KV cache of a prefix does not depend on the tokens after it, so that other rows with that
@@ -153,13 +153,13 @@ class LanguageModel(ABC):
         supports_early_exit: `exit_after` works.
         quantize: how the weights were quantised, such as ``"int8"``; None for not at all.
         weight_bytes: bytes of weights that a pass reads; 0 where that is not known.
-        position_share: what a further token adds to a pass, as a share of a pass over one, where no clock may tell;
-            None for next to nothing, as where reading the weights takes most of the time.
-        layer_seconds: on a GPU, what a layer takes at least, however few weights it has: the device is told of its
-            operations one by one.
+        position_share: the assumed time of a further token in a pass, as a share of a pass over one, where nothing may
+            be measured; None for next to nothing, as where reading the weights takes most of the time.
+        layer_seconds: on a GPU, the least time of a layer, however few weights it has, because its operations are
+            launched one by one.
         backend_name: what computes the passes, where there is a choice, such as ``"openvino"``.
-        chain_sizes: tokens that a call of the runtime drafts, in rising order, where `chain` makes up all lengths of
-            these, and drops what is beyond them; empty where a token more is a step more.
+        chain_sizes: numbers of tokens that a single call of the runtime drafts, in rising order. `chain` makes up all
+            other lengths of these, and drops surplus tokens. Empty where each token takes a step.
     """
 
     name: str
@@ -188,7 +188,7 @@ class LanguageModel(ABC):
 
     @property
     def assumed_seconds(self) -> float:
-        """What a pass over one token is assumed to take where no clock may tell; 0 where nothing is known.
+        """Assumed time of a pass over one token, where nothing may be measured; 0 where nothing is known.
 
         From what was measured of small and medium models on six CPUs and an H100. It decides how many plain passes go
         together; else ratios alone matter: of two models' times, and to what `Drafter.propose` takes in Python.

@@ -55,8 +55,8 @@ def load(
     Args:
         model: a folder, a hub id, a GGUF file (or the folder that holds it alone), a transformers model, or a
             `LanguageModel` (returned as it is). A transformers model is put in evaluation mode.
-        dtype: of the weights, as torch or transformers name it. "auto" is the checkpoint's, but on a CPU that
-            doesn't multiply 16-bit numbers float32 in its place, and bfloat16 for float16 on one that does.
+        dtype: of the weights, as torch or transformers name it. "auto" is the checkpoint's. On a CPU that doesn't
+            multiply 16-bit numbers it is float32 instead; on one that does, it is bfloat16 instead of float16.
         device: where the model runs; None means a CUDA device where there is one, else the CPU. A transformers model
             stays where it is.
         attn_implementation: "sdpa" or "eager"; None means what transformers prefers.
@@ -69,25 +69,26 @@ def load(
             GGUF files: "gguf" runs any on llama.cpp, "native" those of Llama, Qwen2 and Qwen3 on OpenVINO, and "auto"
             is "native" where it can be and is not slower without drafts, if no option is for llama.cpp.
             A transformers model runs on "hf" unless this is "native".
-        drafted: a model is going to draft for it, as `Engine` knows of its target: "auto" then takes the runner on
-            which several tokens cost least, though plain decoding may be slower there. For GGUF files.
-        quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature; "int4" to four,
-            in groups of up to 64 features with a scale each, the output layer aside, which gets eight. The model's
-            distribution is then that of the rounded weights. "w8a8" and "w4a8" round what they are multiplied with too,
-            to eight bits, as llama.cpp does, which makes passes over several tokens cheaper where the processor
-            multiplies eight-bit integers: OpenVINO alone. "auto" is for drafters: "w8a8" where it is faster, else
-            nothing. Native runner alone.
+        drafted: a draft model will draft for this model; `Engine` sets it for its target. For GGUF files: `runner`
+            "auto" then takes the runner on which passes over several tokens are cheapest, even if plain decoding is
+            slower there.
+        quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature. "int4" rounds
+            them to four bits, in groups of up to 64 features with a scale each; the output layer gets eight. "w8a8" and
+            "w4a8" also round the layers' inputs to eight bits, as llama.cpp does. With OpenVINO this makes passes over
+            several tokens cheaper where the processor multiplies eight-bit integers; elsewhere they are refused. The
+            model's distribution is then that of the rounded model. "auto" is for drafters: "w8a8" where it is faster,
+            else nothing. Only the native runner quantises.
         backend: what the native runner computes with: "openvino", "torch", or "auto" for the fastest installed.
-        eager: compile nothing: the native runner's torch runs operation by operation. Else, where OpenVINO doesn't run
-            the model, torch compiles the layers for the processor, once on a machine.
-        n_ctx: most tokens of a sequence; None for the model's context. This option and the four after it are for GGUF
-            files alone, whose weights, and so `dtype` and `quantize`, are as they come; the four are llama.cpp's.
-        n_gpu_layers: layers that a GPU computes, where llama.cpp was built for one; None for all of them.
-        n_threads: that compute a pass; None for as many as torch uses.
-        cache_type: of keys and values: "f32", "f16", "bf16" or "q8_0"; "auto" for "f32" where the weights are, else
-            "f16", as llama.cpp has it.
-        mmap: map the file into memory instead of reading it.
-        kwargs: passed on to `from_pretrained`, `quantization_config` or `device_map` for example; transformers then
+        eager: compile nothing: the native runner uses torch, operation by operation. Otherwise, where OpenVINO doesn't
+            run the model, torch compiles the layers for the processor, once on a machine.
+        n_ctx: for GGUF files: most tokens of a sequence; None for the file's context. `dtype` and `quantize` don't
+            apply to such files.
+        n_gpu_layers: for llama.cpp: layers that a GPU computes, where llama.cpp was built for one; None for all.
+        n_threads: for llama.cpp: threads that compute a pass; None for as many as torch uses.
+        cache_type: for llama.cpp: of keys and values, "f32", "f16", "bf16" or "q8_0"; "auto" is "f32" where the weights
+            are, else "f16".
+        mmap: for llama.cpp: map the file into memory instead of reading it.
+        kwargs: passed on to `from_pretrained`, for example `quantization_config` or `device_map`; transformers then
             runs the model.
 
     Raises:

@@ -33,7 +33,7 @@ def tiny_pair(dtype: Any = "float32", **load_options: Any) -> tuple[LanguageMode
 
     Args:
         dtype: of the weights in memory, as `foretoken.load` takes it. They were stored in bfloat16, which processors
-            that multiply it run up to twice as fast; in float32 ties that rounding would decide are rarer, so that a
+            that multiply it run up to twice as fast; in float32 ties that rounding would decide are rarer, so that an
             output with speculation and one without are equal token by token.
         load_options: further options of `foretoken.load`.
 

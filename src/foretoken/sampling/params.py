@@ -35,7 +35,7 @@ class SamplingParams:
         min_new_tokens: end and stop tokens are banned until this many are generated.
         stop_token_ids: further tokens that end the output.
         stop: strings that end the output.
-        ignore_eos: generate on after an end token.
+        ignore_eos: continue after an end token.
         skip_special_tokens: leave special tokens, such as end tokens, out of the text.
         logprobs: report this many most probable tokens with each token; None reports nothing.
         grammar: what the output has to look like (`Grammar`); it is applied to the logits before all else. vLLM calls
