@@ -1,4 +1,4 @@
-"""What `Engine.generate` is given, as one request for each completion."""
+"""Turns the arguments of `Engine.generate` into requests, one for each completion."""
 
 from __future__ import annotations
 
