@@ -56,6 +56,9 @@ _SUCCESSOR_ALONE = 0.3  # the first one, where nothing can be copied
 
 _COPY, _SUCCESSOR = 0, 1
 
+_WEIGHT = 8.0  # candidates that a prior rate counts as
+_KEEP = 1.0 - 1.0 / 200.0  # what is left of a candidate's weight after each further one of its class
+
 
 def _class_prior(key: int) -> float:
     """The acceptance rate of a class before anything was measured in this process."""
@@ -110,21 +113,19 @@ class AcceptanceRates:
 
     Args:
         parent: rates that these start from, and that learn with them; None for those that come with the package.
-        weight: candidates that the parent's rate counts as.
-        memory: a candidate's weight falls to 1/e over so many of its class.
     """
 
-    def __init__(self, parent: AcceptanceRates | None = None, *, weight: float = 8.0, memory: float = 200.0) -> None:
-        own = [0.0] * _CLASSES, [0.0] * _CLASSES, weight, 1.0 - 1.0 / memory
-        self._levels: list[tuple[list[float], list[float], float, float]] = [*(parent._levels if parent else ()), own]
-        """From the first parent down to these rates: by class, how many candidates were right and how many there were;
-        `weight`; and what `memory` leaves of earlier ones. A loop takes half the time of calls from one to the next."""
+    def __init__(self, parent: AcceptanceRates | None = None) -> None:
+        own = [0.0] * _CLASSES, [0.0] * _CLASSES
+        self._levels: list[tuple[list[float], list[float]]] = [*(parent._levels if parent else ()), own]
+        """From the first parent down to these rates: by class, how many candidates were right, and how many there were.
+        A loop takes half the time of calls from one to the next."""
 
     def rate(self, key: int) -> float:
         """The chance that a candidate of this class is the next token, between 0 and 1."""
         rate = _PRIOR[key]
-        for right, seen, weight, _ in self._levels:
-            rate = (right[key] + weight * rate) / (seen[key] + weight)
+        for right, seen in self._levels:
+            rate = (right[key] + _WEIGHT * rate) / (seen[key] + _WEIGHT)
         return rate
 
     def shortest(self, least: float) -> int:
@@ -144,10 +145,10 @@ class AcceptanceRates:
             The likeliest candidate, of equal ones the highest id; -1 if there was none.
         """
         likeliest = max([(self.rate(key), one) for one, key in candidates], default=(0.0, -1))[1]
-        for right, seen, _, keep in self._levels:
+        for right, seen in self._levels:
             for one, key in candidates:
-                right[key] = right[key] * keep + (one == token)
-                seen[key] = seen[key] * keep + 1.0
+                right[key] = right[key] * _KEEP + (one == token)
+                seen[key] = seen[key] * _KEEP + 1.0
         return likeliest
 
 

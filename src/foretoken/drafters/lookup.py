@@ -20,7 +20,7 @@ from foretoken.verify.base import Verdict
 
 _SHORT = 256
 """Tokens of the longest prompt, source included, that is not read until it has a match. A search in so many takes some
-10 µs in every round that asks. Longer prompts are read in their prefill's round: no other round's time allows for that."""
+10 µs in every round that asks. Longer prompts are read in their prefill's round: others have no time for that."""
 
 
 class Lookup(SharingDrafter):

@@ -31,12 +31,12 @@ class Row:
         sequence: its tokens, which the row extends.
         model: the target.
         stream: decode the text of every round, for events.
-        trace: keep each round's draft and how it was verified, in `drafted` and `traced`.
         verifier: of this request.
-        num_speculative_tokens: of this request alone; None for the engine's.
         matcher: the position of the output in the request's grammar; None where it has none.
 
     Attributes:
+        trace: whether each round's draft and how it was verified are kept, in `drafted` and `traced`.
+        num_speculative_tokens: of this request alone; None for the engine's.
         stats: statistics so far.
         finish_reason: why it ended; None while it runs.
         error: what it failed with.
@@ -54,15 +54,13 @@ class Row:
         stream: bool = False,
         *,
         verifier: AnyVerifier,
-        trace: bool = False,
-        num_speculative_tokens: int | Literal["auto"] | None = None,
         matcher: GrammarMatcher | None = None,
     ) -> None:
         self.sequence = sequence
         self.matcher = matcher
         self.verifier = verifier
-        self.trace = trace
-        self.num_speculative_tokens = num_speculative_tokens
+        self.trace = False
+        self.num_speculative_tokens: int | Literal["auto"] | None = None
         self.drafters: frozenset[str] | None = None
         self.chains = False
         self.stats = DecodeStats()
