@@ -1,4 +1,4 @@
-"""What can go wrong through no fault of the library. Every message names the value, the limit and the cure."""
+"""Errors that callers can cause and mend, and helpers of checks. Messages name the value, the limit and the cure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class QueueTimeout(ForetokenError):
 
 
 class SlowConsumer(ForetokenError):
-    """Whoever reads a request's events is too many of them behind."""
+    """The consumer of a request's events is too many of them behind."""
 
 
 def did_you_mean(word: str, known: Iterable[str], note: str = " (did you mean {!r}?)") -> str:
@@ -79,7 +79,7 @@ def shown(value: object, most: int = 200) -> str:
 
 
 def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse keyword arguments that nobody takes.
+    """Refuse unknown keyword arguments.
 
     Raises:
         ParameterError: there are some; the message names the closest known one.
@@ -90,10 +90,10 @@ def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> No
 
 
 def check_choice(name: str, value: object, known: Iterable[str], error: type[ForetokenError] = ParameterError) -> None:
-    """See to it that a parameter is one of some words.
+    """Check that a parameter is one of some words.
 
     Raises:
-        ParameterError: it is none of them, or whatever `error` is; the message names the closest one.
+        ParameterError: it is none of them (another class with `error`); the message names the closest one.
     """
     known = list(known)
     if not isinstance(value, str):
@@ -115,7 +115,7 @@ def check_flag(name: str, value: object, error: type[ForetokenError] = Parameter
     """A parameter that is True or False.
 
     Raises:
-        ParameterError: it is neither, or whatever `error` is.
+        ParameterError: it is neither (another class with `error`).
     """
     if not isinstance(value, bool):
         raise error(f"{name} is {shown(value)}: use True or False")

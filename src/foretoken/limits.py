@@ -31,8 +31,8 @@ class Limits:
         verify_entries: most probabilities (rows × nodes × vocabulary) that are verified at once on a CPU. A few rows at
             a time fit in the processor's cache, and the allocator reuses their memory.
         one_thread_logits: most logits of a round for which one thread is about as fast as several.
-        host_logits: most logits of a round that are brought to the CPU where a GPU runs the target. What is done with
-            them there takes less time than a GPU's operators take to be called: with 6 million of 32 rows 0.8 of it.
+        host_logits: most logits of a round that are brought to the CPU where a GPU runs the target. Processing them
+            there takes less time than launching a GPU's operators: 0.8 of it with 6 million logits of 32 rows.
         scalar_uniforms: most uniforms that are computed as plain integers, one after another.
         scalar_rows: most rows that tokens are drawn from one after another.
         noise_blocks: most blocks of Philox (four words of noise each) that are computed at once on a CPU.
@@ -48,9 +48,9 @@ class Limits:
         prediction_tokens: most tokens of a request's predicted output; longer ones are refused.
         plain_passes: most passes of a round in which nothing is drafted, where they take little time
             (`foretoken.engine.plain`): what else a round does is done once for all of them.
-        untold_times: how many times as many, where nobody is told of tokens before all requests are finished.
-        forced_tokens: most tokens that a grammar forces which are verified in one round. A request with a seed and a
-            grammar whose output depends on its drafts may get another output with another limit, which has the same
+        untold_times: how many times as many passes, where nobody reads tokens before all requests are finished.
+        forced_tokens: most tokens forced by a grammar that are verified in one round. A request with a seed and a
+            grammar whose output depends on its drafts may get another output with another limit, from the same
             distribution.
         proof_entries: probabilities (drafts × nodes × vocabulary) that `foretoken.verify.exact` processes at once.
     """
@@ -88,10 +88,10 @@ DEFAULT_LIMITS = Limits()
 
 
 def check_limits(value: object) -> Limits:
-    """See to it that limits are limits.
+    """The value, checked to be `Limits`.
 
     Raises:
-        ParameterError: they are not.
+        ParameterError: it is not.
     """
     if not isinstance(value, Limits):
         raise ParameterError(f"limits is {shown(value)}: give foretoken.Limits(…), or leave it out")

@@ -23,8 +23,8 @@ class Sequence:
         params: the request's sampling parameters.
         seed: 64-bit key of all the request's randomness.
         source: the encoder's tokens, for encoder-decoder models.
-        prediction: what the user expects the output to be, to draft from; empty for nothing.
-        scratch: no request's, but the engine's own, to measure with: nothing of it may be kept for requests to come.
+        prediction: tokens of the output that the user expects, to draft from; empty for none.
+        scratch: whether it is the engine's own, to warm up and measure: nothing of it may be kept for later requests.
         id: unique in the process. Per-sequence state is keyed by the object, not by the id: see
             `foretoken.drafters.PerSequence`.
     """
@@ -59,13 +59,20 @@ def shared_prefix_length(ours: list[int], theirs: list[int], shortest: int) -> i
         theirs: tokens of the other.
         shortest: shortest prefix length that is worth copying.
     """
-    low, high = 0, min(len(ours), len(theirs)) - 1
-    if high < shortest or ours[:shortest] != theirs[:shortest]:  # true for most pairs of a batch
+    most = min(len(ours), len(theirs)) - 1
+    if most < shortest or ours[:shortest] != theirs[:shortest]:  # true for most pairs of a batch
         return 0
+    length = common_prefix_length(ours, theirs, most)
+    return length if length >= shortest else 0
+
+
+def common_prefix_length(ours: list[int], theirs: list[int], most: int) -> int:
+    """Length of the longest common prefix of two token lists, up to `most`, which neither is shorter than."""
+    low, high = 0, most
     while low < high:  # comparing slices is many times as fast as comparing tokens one by one
         middle = (low + high + 1) // 2
         if ours[low:middle] == theirs[low:middle]:
             low = middle
         else:
             high = middle - 1
-    return low if low >= shortest else 0
+    return low

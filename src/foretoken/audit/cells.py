@@ -12,6 +12,7 @@ from foretoken.audit import statistics as st
 from foretoken.audit.evidence import Finding
 from foretoken.audit.statistics import Floats, GTest, Ints
 
+_GROUPS = 10  # of sequences, in `drafter_cells`
 FEW = 16
 """Most cells that a plot shows all of."""
 
@@ -206,7 +207,7 @@ def joint_cells(observed: SequenceCounts, scope: str) -> Cells:
     )
 
 
-def drafter_cells(observed: SequenceCounts, drafter_probs: Sequence[Floats], scope: str, groups: int = 10) -> Cells:
+def drafter_cells(observed: SequenceCounts, drafter_probs: Sequence[Floats], scope: str) -> Cells:
     """Sequences grouped by how much likelier the drafter finds them than the target: the direction of most faults."""
     grouped = []
     for p, drafter in zip(observed.probs, drafter_probs, strict=True):
@@ -214,7 +215,7 @@ def drafter_cells(observed: SequenceCounts, drafter_probs: Sequence[Floats], sco
         order = np.argsort(-np.where(p > 0, ratio, np.inf), kind="stable")
         reached = p[order].cumsum()
         group = np.zeros(len(p), dtype=np.int64)
-        group[order] = np.minimum((reached - p[order] / 2) * groups, groups - 1).astype(np.int64)
+        group[order] = np.minimum((reached - p[order] / 2) * _GROUPS, _GROUPS - 1).astype(np.int64)
         group[p <= 0] = 0
         _, group = np.unique(group, return_inverse=True)
         grouped.append(group.reshape(-1).astype(np.int64))
@@ -224,6 +225,6 @@ def drafter_cells(observed: SequenceCounts, drafter_probs: Sequence[Floats], sco
         "towards the drafter",
         scope,
         "Are sequences that the drafter likes written more often, or less often, than they should be?",
-        [f"group {i + 1}" for i in range(groups)],
-        f"Share of sequences; group 1: what the drafter overrates most, group {groups}: what it underrates most",
+        [f"group {i + 1}" for i in range(_GROUPS)],
+        f"Share of sequences; group 1: what the drafter overrates most, group {_GROUPS}: what it underrates most",
     )

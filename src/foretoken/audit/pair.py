@@ -14,6 +14,7 @@ from foretoken.audit.evidence import Finding
 SHARPNESS = (0.25, 0.5, 1.0)
 """Powers of the learned ratio that evidence is averaged over: the lower, the less it trusts what it learned."""
 
+_BATCHES = 24  # of pairs that `_replay` learns from
 PRIOR = 2.0
 """Imaginary sightings that a ratio starts with."""
 
@@ -129,12 +130,12 @@ class View:
         )
 
 
-def _replay(first: st.Floats, second: st.Floats, pairs: int, rng: np.random.Generator, batches: int = 24) -> float:
+def _replay(first: st.Floats, second: st.Floats, pairs: int, rng: np.random.Generator) -> float:
     """log E of a simulated comparison, learned batch by batch."""
     size = len(first)
     counts = np.zeros((2, size))
     logs = np.zeros(len(SHARPNESS))
-    for part in np.array_split(np.arange(pairs), batches):
+    for part in np.array_split(np.arange(pairs), _BATCHES):
         a = rng.choice(size, size=len(part), p=first)
         b = rng.choice(size, size=len(part), p=second)
         ratio = np.log((counts[0] + PRIOR) / (counts[1] + PRIOR))

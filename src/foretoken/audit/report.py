@@ -104,9 +104,9 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """A number, or a dash."""
-    return "–" if value is None else f"{value:.{digits}f}"
+def number(value: float | None) -> str:
+    """A number with three decimals, or a dash."""
+    return "–" if value is None else f"{value:.3f}"
 
 
 def render(report: Report, width: int = 100) -> Group:

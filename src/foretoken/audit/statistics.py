@@ -31,6 +31,7 @@ TILTS = (-0.8, -0.4, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.4, 0.8)
 DISTANCES = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 """Total variation distances that `concentrations` spreads its prior over."""
 
+_DATA_SETS = 32  # that `detectable_tv` simulates
 EXPECTED = 5.0
 """Smallest expectation of a cell of a G-test; smaller ones are pooled."""
 
@@ -117,8 +118,8 @@ class GTest:
     p_value: float
 
 
-def pool(probs: Floats, total: int, least: float = EXPECTED) -> Ints:
-    """A cell number for each outcome, so that every cell expects at least `least` of `total` samples.
+def pool(probs: Floats, total: int) -> Ints:
+    """A cell number for each outcome, so that every cell expects at least `EXPECTED` of `total` samples.
 
     Outcomes with a sufficient expected count have a cell of their own; the others share cells, most probable first.
     """
@@ -128,9 +129,9 @@ def pool(probs: Floats, total: int, least: float = EXPECTED) -> Ints:
     for i in order:
         cells[i] = number
         mass += float(probs[i]) * total
-        if mass >= least:
+        if mass >= EXPECTED:
             number, mass = number + 1, 0.0
-    if mass < least and number > 0:
+    if mass < EXPECTED and number > 0:
         cells[cells == number] = number - 1
     return cells
 
@@ -262,39 +263,35 @@ def worst_case(probs: Floats, distance: float, rng: np.random.Generator) -> Floa
     return p / p.sum()
 
 
-def detectable_tv(
-    strata: Sequence[tuple[Floats, int]], threshold: float, power: float = 0.99, seed: int = 0, draws: int = 32
-) -> float:
+def detectable_tv(strata: Sequence[tuple[Floats, int]], threshold: float, power: float = 0.99) -> float:
     """Smallest total variation distance that `dirichlet_log_e` finds with the wanted power, in the worst case.
 
-    Simulated: `worst_case` distributions at a trial distance, `draws` data sets of the audit's own size, and the
-    distance bisected until the mean log E is enough standard deviations above the threshold.
+    Simulated: `worst_case` distributions at a trial distance, `_DATA_SETS` of the audit's own size, and the distance
+    bisected until the mean log E is enough standard deviations above the threshold.
 
     Args:
         strata: pairs of a distribution and how many samples of it there are; the evidence is their sum.
         threshold: log E that counts as a finding.
         power: probability of a finding, above 0.5.
-        seed: of the simulation.
-        draws: simulated data sets.
 
     Returns:
         The distance, 1.0 if nothing could be found.
     """
     key = tuple((np.ascontiguousarray(probs[probs > 0]).tobytes(), total) for probs, total in strata if total > 0)
-    return _detectable_tv(key, round(threshold, 6), power, seed, draws)
+    return _detectable_tv(key, round(threshold, 6), power)
 
 
 @lru_cache(maxsize=256)
-def _detectable_tv(key: tuple[tuple[bytes, int], ...], threshold: float, power: float, seed: int, draws: int) -> float:
+def _detectable_tv(key: tuple[tuple[bytes, int], ...], threshold: float, power: float) -> float:
     strata = [(np.frombuffer(p), total) for p, total in key]
     margin = NormalDist().inv_cdf(power)
 
     def found(distance: float) -> bool:
-        rng = np.random.default_rng(seed)
-        log_e = np.zeros((draws, len(DISTANCES)))
+        rng = np.random.default_rng(0)
+        log_e = np.zeros((_DATA_SETS, len(DISTANCES)))
         for probs, total in strata:
             p = worst_case(probs, distance, rng)
-            log_e += dirichlet_log_e(rng.multinomial(total, p, size=draws), probs)
+            log_e += dirichlet_log_e(rng.multinomial(total, p, size=_DATA_SETS), probs)
         values = np.array([log_mean_exp(row) for row in log_e])
         return bool(values.mean() - margin * values.std() >= threshold)
 

@@ -76,16 +76,15 @@ def acceptance_by_position(runs: Sequence[Record]) -> list[float]:
     return [count / drafts for count in kept] if drafts else []
 
 
-def predicted_speed_up(accepted: Sequence[float], k: int, step_cost: float, pass_cost: float = 1.0) -> float:
-    """What speculation gives if nothing but passes costs time.
+def predicted_speed_up(accepted: Sequence[float], k: int, step_cost: float) -> float:
+    """What speculation gives if nothing but passes costs time, and a pass over k + 1 positions costs one over 1.
 
     Args:
         accepted: see `acceptance_by_position`; at least k of them.
         k: tokens drafted a round.
         step_cost: seconds of drafting one token, over those of a plain token.
-        pass_cost: seconds of a pass over k + 1 positions, over those of one over 1.
     """
-    return (1.0 + sum(accepted[:k])) / (pass_cost + k * step_cost)
+    return (1.0 + sum(accepted[:k])) / (1.0 + k * step_cost)
 
 
 def step_cost(runs: Sequence[Record], plain: Sequence[Record]) -> float | None:

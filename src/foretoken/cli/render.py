@@ -63,10 +63,10 @@ class TokenWriter:
         self._column = 0
         self._ended_line = True
 
-    def prompt(self, text: str, style: str = "dim") -> None:
-        """What the text continues; for people only."""
+    def prompt(self, text: str) -> None:
+        """The prompt that the output continues; shown to people only."""
         if self._coloured:
-            self._styled(harmless(text), style)
+            self._styled(harmless(text), "dim")
 
     def write(self, event: StreamEvent) -> None:
         """One round's tokens."""

@@ -1,4 +1,10 @@
-"""Drafters: cheap proposals of the target's next tokens."""
+"""Drafters: cheap proposals of the target's next tokens.
+
+`base` has the contract, `factory` makes the drafter that a user asks for, `registry` those that have names. Drafters
+with a model are `draft_model`, `early_exit` and, with another vocabulary than the target's, `other_vocabulary`; with a
+head, `eagle3` and `medusa`; without either, `lookup`, `prompt_lookup`, `suffix`, `ngram_storage`, `recycling`,
+`lookahead`, `retrieval` and `prediction`. `cascade` runs any of them under the speculation policy.
+"""
 
 from __future__ import annotations
 

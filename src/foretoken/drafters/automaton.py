@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 ROOT = 0
 
-_COUNTED = 32  # contexts of a token that it is counted after, the longest first: keeps periodic texts from costing more
+_COUNTED = 32  # contexts after which a token is counted, the longest first: bounds the time in periodic texts
 _MANY = 16  # continuations of a context from which on only the most probable one is looked at
 
 
@@ -96,7 +96,7 @@ class SuffixAutomaton:
         return state, self._lengths[state]
 
     def count(self, state: int) -> int:
-        """How often the state's strings occurred."""
+        """How often the strings of the state occurred."""
         return self._counts[state]
 
     def continuations(self, state: int) -> list[tuple[int, int]]:
@@ -109,7 +109,7 @@ class SuffixAutomaton:
             return [(favourite, self._targets[state])]
         counts = self._counts
         ordered = sorted(branches.items(), key=lambda branch: -counts[branch[1]])
-        if ordered[0][0] != favourite:  # of those that lead, it is the latest
+        if ordered[0][0] != favourite:  # of several with the highest count, it is the latest
             best = (favourite, self._targets[state])
             ordered.remove(best)
             ordered.insert(0, best)
@@ -161,7 +161,7 @@ class SuffixAutomaton:
                     if token in first:
                         continue
                     first.add(token)
-                # A context that leaves no choice goes on at once while nothing else is more probable.
+                # A single continuation is followed at once while nothing else is more probable.
                 while True:
                     tokens.append(token)
                     parents.append(parent)

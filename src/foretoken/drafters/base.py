@@ -1,4 +1,4 @@
-"""The contract of a drafter, and what it gets to know about a round."""
+"""The contract of a drafter: `Drafter`, and `Batch`, a round as drafters see it."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ class Batch:
             should propose the token that this picks under the noise it shares with the target (`Sampler.picks`); the
             draft's `probs` are ignored in such a row.
         trees: of each row, whether its verifier and the target take trees; elsewhere a drafter drafts a chain.
-        depths: of each row, the longest path that can still be emitted; empty where it was not computed. Longer ones do
-            no harm.
+        depths: of each row, the longest path that can still be emitted; empty where it was not computed. Longer paths
+            are allowed, and useless.
         cache: the target's KV cache, for drafters that run layers of the target itself: it holds every token of each
             row but the root. Such drafters drop the tentative nodes that they append.
         slots: of each row, its row of `cache`; rows that are still in prefill may lie between.
         drawn_only: of each row, whether siblings have to be drawn, with replacement; empty where there is no such row.
             See `takes_chosen_trees`.
-        reproducible: of each row, whether its output depends on its drafts and its request names a seed, which has to
-            give one output: there a draft may not depend on other rows, other requests or the clock; empty where there
-            is no such row.
-        drafters: of each row, the names of the drafters that may draft in it, None for all; empty where there is no
-            other row.
-        begun: of each row, tokens of another drafter that its draft begins with: a drafter that `extends` such drafts
-            proposes what follows them; empty where there are none.
+        reproducible: of each row, whether its request names a seed and its output depends on its drafts: since a seed
+            has to give one output, such a draft must not depend on other rows, other requests or the clock; empty where
+            there is no such row.
+        drafters: of each row, the names of the drafters that may draft in it, None for all; empty where all rows take
+            all drafters.
+        begun: of each row, tokens of another drafter with which its draft begins: a drafter that `extends` such drafts
+            proposes the tokens after them; empty where there are none.
         least: of each row, the probability of being accepted, with all before it, below which a token is not worth its
             verification: drafters that know it (`Drafter.estimates`) leave such tokens out; empty where it is not
             known.
-        exact: of each row, whether its limit is the draft length that was asked for, and not the most that the policy
-            may choose; empty where there is no such row.
+        exact: of each row, whether its limit is a draft length fixed by the user, not a bound on the policy's choice;
+            empty where there is no such row.
     """
 
     sequences: list[Sequence]
@@ -77,7 +77,7 @@ class Batch:
         return self.seeds.device
 
     def with_least(self, least: tuple[float, ...]) -> Batch:
-        """The same round with this `least`. `dataclasses.replace` takes ten times as long, in each round."""
+        """The same round with this `least`; `dataclasses.replace` takes ten times as long."""
         made, values = object.__new__(Batch), self.__dict__.copy()
         values["least"] = least
         object.__setattr__(made, "__dict__", values)
@@ -141,7 +141,7 @@ class Drafter(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if cls.name in ("", *(base.__name__ for base in cls.__mro__[1:])):  # nobody chose it
+        if cls.name in ("", *(base.__name__ for base in cls.__mro__[1:])):  # the class body sets none
             cls.name = cls.__name__
 
     def __repr__(self) -> str:
@@ -189,7 +189,7 @@ class Drafter(ABC):
     def judge(self, sequences: AbstractSequence[Sequence]) -> None:
         """Learn from the tokens that were appended to these sequences since the last proposal.
 
-        Called instead of `observe` where another engine verifies, whose logits and verdicts nobody sees.
+        Called instead of `observe` where another engine verifies, whose logits and verdicts are not available.
         """
         return
 
@@ -200,11 +200,11 @@ class Drafter(ABC):
         counts: AbstractSequence[int],
         hidden: AbstractSequence[Tensor],
     ) -> None:
-        """Take the target's hidden states of tokens that are part of the sequences; of each token once, in order.
+        """Receive the target's hidden states of tokens of the sequences, once for each token, in order.
 
-        Called only if there are `hidden_layers`: with the prompt's tokens before the first call of `propose`, and after
-        every round, the sequences extended, with the root and the accepted tokens. At `propose`, those of all tokens
-        but the root have been passed.
+        Called only if there are `hidden_layers`: with the prompt's tokens before the first call of `propose`, and with
+        the root and the accepted tokens after every round, when the sequences have been extended. At `propose`, those
+        of all tokens but the root have been passed.
 
         Args:
             sequences: the rows.
@@ -215,9 +215,9 @@ class Drafter(ABC):
         return
 
     def warm_up(self, drawn: bool) -> None:
-        """Compile now what drafts need; by default, what chains of the `models` do.
+        """Compile what drafts need; by default, what chains of the `models` need.
 
-        Called before the first request of a kind, so that no request waits for it.
+        Called before the first request of a kind.
 
         Args:
             drawn: for requests whose draft tokens are drawn; else for those whose tokens are chosen.
@@ -234,32 +234,34 @@ class Drafter(ABC):
         return
 
     def idle_rounds(self) -> int:
-        """Rounds, the present one included, in which there is nothing to propose and nothing to learn; 1 by default.
+        """Rounds, this one included, in which the drafter has nothing to propose and nothing to learn; 1 by default.
 
-        Asked after a proposal of nothing. The engine may take as many passes in this round, if it can take more than
-        one; it then calls `observe_idle` instead of `observe` and `observe_seconds`.
+        Called after an empty proposal. The engine may then make as many passes in this round, and call `observe_idle`
+        instead of `observe` and `observe_seconds`.
         """
         return 1
 
     @property
     def may_rest(self) -> bool:
-        """Whether `rest` may find such rounds after the present one, for which nothing was proposed."""
+        """Whether `rest` may return such rounds after this one, for which nothing was proposed."""
         return False
 
     def rest(self, batch: Batch, limits: AbstractSequence[int]) -> int:
-        """Called in place of `propose` once a round is over: does the same if it would propose nothing, whatever comes.
+        """Begin the next round, in place of `propose`, if its proposal is known to be empty.
+
+        Called at the end of a round of a single row.
 
         Returns:
-            What `idle_rounds` gives for the round that is begun with it; 0 where none is.
+            The `idle_rounds` of the round that is begun; 0 if none is, so that `propose` will be called.
         """
         return 0
 
     def observe_idle(self, rounds: int, seconds: float) -> None:
-        """The round is over, in which so many of the `idle_rounds` went together.
+        """Count a round in which several of the `idle_rounds` went together; called at its end.
 
         Args:
-            rounds: at least 1.
-            seconds: that so many passes take in plain decoding; where the round had one pass only, of the whole round.
+            rounds: how many, at least 1.
+            seconds: that so many passes take in plain decoding; where there was one pass, those of the whole round.
         """
         return
 
@@ -267,12 +269,12 @@ class Drafter(ABC):
         """Learn how long a round took. Called at its end.
 
         Args:
-            seconds: of the whole round; None where it prefilled prompts, or verified tokens that grammars force, too.
+            seconds: of the whole round; None where it also prefilled prompts, or verified tokens that grammars force.
         """
         return
 
     def keep_costs(self, key: str) -> None:
-        """Load the costs that were measured under this key before, and store new measurements there.
+        """Load the costs that earlier processes stored under this key, and store new measurements there.
 
         Args:
             key: names the machine, the models and the drafter.
@@ -281,7 +283,7 @@ class Drafter(ABC):
 
 
 def proposal(drafter: Drafter, batch: Batch, limits: AbstractSequence[int]) -> Draft:
-    """What a drafter proposes; that of one from elsewhere is looked at before anything is computed with it.
+    """What a drafter proposes; a proposal of a drafter that is not the library's is checked first.
 
     Args:
         drafter: that is asked.

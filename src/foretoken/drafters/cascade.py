@@ -1,4 +1,4 @@
-"""Cascade: drafters under one speculation policy, which decides who drafts how many tokens in each row and round."""
+"""Cascade: drafters under one speculation policy, which decides which one drafts how many tokens in each row."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from foretoken.verify.base import Verdict
 class Cascade(Drafter):
     """Drafts with the drafter and the draft length with the largest expected gain; see `foretoken.policy`.
 
-    Drafters that copy or look up tokens (`Drafter.matches`, `Drafter.estimates`) cost next to nothing: they draft in
-    every round, and the policy decides how many of the tokens are verified. Of the others, the policy decides whether
-    to ask one, and for how many tokens, before it is asked: a draft that was drawn is verified as it is, since to
-    prefer some of them by their tokens would change the distribution.
+    Drafters that copy or look up tokens (`Drafter.matches`, `Drafter.estimates`) are free, they cost next to nothing:
+    they draft first, and the policy decides how many of their tokens are verified. For the others, "models", the policy
+    decides which one to ask, and for how many tokens, before it is asked: a draft that was drawn is verified as it is,
+    since to choose among drawn drafts by their tokens would change the distribution.
 
-    Measured times are not used where a request's output depends on the draft and its seed must give one output
-    (`Batch.reproducible`): there costs are the bytes of the weights, and acceptance is the request's own.
+    For reproducible requests (`Batch.reproducible`) no measured times are used: there costs are the bytes of the
+    weights, and acceptance is the request's own.
 
-    A request's prediction (`Sequence.prediction`) is one drafter more, free, the last one; other rows do without it.
+    A request's prediction (`Sequence.prediction`) is a further free drafter, the last one, in its own row.
 
     Args:
         drafters: one, or several; several draft chains.
-        costs: seconds that each drafter takes for a token, in passes of the target, for all requests; None: measured.
-        clock: seconds, for measuring.
+        costs: time that each drafter takes for a token, in passes of the target, for all requests; None to measure it.
+        clock: returns seconds, for measuring.
 
     Raises:
         ParameterError: no drafter, or a negative cost.
@@ -74,7 +74,7 @@ class Cascade(Drafter):
         self.hidden_layers = tuple(sorted({layer for drafter in drafters for layer in drafter.hidden_layers}))
         self.reads_cache = any(drafter.reads_cache for drafter in drafters)
         self.free = [drafter.matches is not None or drafter.estimates is not None for drafter in self._sources]
-        # Whether a drafter misses nothing in rounds of which it is not told: others follow the target's states.
+        # Whether a drafter may miss rounds: the others need the target's hidden states or KV cache of each.
         self._independent = [
             free or bool(drafter.models and not drafter.hidden_layers and not drafter.reads_cache)
             for free, drafter in zip(self.free, self.drafters, strict=False)
@@ -88,13 +88,13 @@ class Cascade(Drafter):
         self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
         self._round: Round | None = None
         self._steady: SteadyRounds | None = None
-        self._sleep, self._saved, self._learning = Sleep(), Saved(), 0.0  # the last: of a round, in seconds
+        self._sleep, self._saved, self._learning = Sleep(), Saved(), 0.0  # the last: seconds of learning from a round
         self._assumed = Assumed.of(self.drafters, costs, None, together=self._left_alone)
         self.policy = self._new_policy(None)
 
     @property
     def trees(self) -> bool:
-        """Of a single drafter, what it says; several draft chains."""
+        """Whether a single drafter's drafts may branch; several draft chains."""
         return len(self.drafters) == 1 and self.drafters[0].trees
 
     def warm_up(self, drawn: bool) -> None:
@@ -107,7 +107,7 @@ class Cascade(Drafter):
         for drafter in self.drafters:
             drafter.check_target(target)
         if self._target is target:
-            return  # of which it may know something by now
+            return  # the policy may know something of it by now
         self._target, self._widths = target, target.pass_widths
         self.measured, self._saved = self._given is not None, Saved()
         self._assumed = Assumed.of(self.drafters, self._given, target, together=self._left_alone)
@@ -135,11 +135,11 @@ class Cascade(Drafter):
         """Take over costs that were measured before the first token.
 
         Args:
-            target: positions of passes, and seconds of rounds with them, drafters left out.
-            drafters: of each drafter, draft lengths and seconds of calls.
-            change: seconds that a pass took longer for not being as wide as the one before; 0 if not measured.
-            together: what a pass of a plain round of several took, as a share of a plain round of one; None if not
-                measured.
+            target: pairs of positions of a pass, and seconds of a round with it, drafters left out.
+            drafters: of each drafter, pairs of a draft length and seconds of its call.
+            change: seconds that a pass takes longer if it is not as wide as the one before; 0 if not measured.
+            together: what a pass of a plain round of several passes takes, as a share of a plain round of one; None if
+                not measured.
         """
         self.measured = True
         self.policy.costs.measure(target, drafters, change, together)
@@ -223,7 +223,7 @@ class Cascade(Drafter):
     def _wanted(
         self, batch: Batch, limits: AbstractSequence[int], states: list[State], awake: list[int]
     ) -> tuple[list[int], Batch]:
-        """Most tokens that free drafters draft in each row, and the batch that says which are worth it."""
+        """Most tokens that free drafters may draft in each row, and the batch with `Batch.least`."""
         wanted, least = [0] * len(limits), [0.0] * len(limits)
         asked = self.policy.ask([states[row].request for row in awake], len(limits) - len(awake))
         for row, worth in zip(awake, asked, strict=True):
@@ -254,7 +254,7 @@ class Cascade(Drafter):
         return draft
 
     def _ask(self, at: int, drafter: Drafter, batch: Batch, current: Round, states: list[State]) -> Draft:
-        """Call a drafter that is not free. Some are called with limits of 0, too: they update their state then."""
+        """Ask a model for its draft. Those that must not miss a round are asked with limits of 0, too."""
         limits = [row.chosen.tokens if row.chosen.drafter == at else 0 for row in current.rows]
         for state, sequence, limit in zip(states, current.sequences, limits, strict=True):
             state.asked[at] = limit > 0
@@ -313,7 +313,7 @@ class Cascade(Drafter):
                 for index, count in zip(current.awake, current.emitted, strict=True):
                     request = current.rows[index].request
                     if request.asked:
-                        # In a sequence that was not read nothing was foreseen but by a prediction.
+                        # A drafter that has not read the sequence foresees nothing; a prediction may have.
                         others = request.foreseen if any(request.foreseen) else [False] * count
                         request.foreseen = drafter.foreseen[current.sequences[index]] or others
 
@@ -366,7 +366,7 @@ class Cascade(Drafter):
         return decided and narrow and self._left_alone
 
     def rest(self, batch: Batch, limits: AbstractSequence[int]) -> int:
-        """Rounds in which all rows rest, if they do; the first is begun."""
+        """Rounds in which all rows rest, if they do; the first of them is begun."""
         requests = [state.request for state in map(self._states.get, batch.sequences) if state is not None]
         if any(batch.exact) or not self.policy.rests.all_rest(requests) or not all(self.policy.resting(requests)):
             return 0
@@ -375,7 +375,7 @@ class Cascade(Drafter):
         return self.idle_rounds()
 
     def observe_idle(self, rounds: int, seconds: float) -> None:
-        """The rows rested for so many rounds."""
+        """Count the rounds in which all rows rested."""
         now, self._round = self._round, None
         if now is not None:
             self._sleep.over(now, self.policy, rounds, seconds, self._widths(self.hidden_layers))

@@ -1,5 +1,7 @@
-"""What a cascade's models are assumed to cost, by the bytes of their weights: before anything is measured, and where no
-clock may tell."""
+"""Assumed costs of a cascade's models, by the bytes of their weights.
+
+They are used before anything is measured, and for reproducible requests, where no clock may be used.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ _STEP = 0.15
 
 @dataclass(frozen=True)
 class Assumed:
-    """Of a target and its drafters, in passes of the target.
+    """Assumed costs of a target and its drafters, in passes of the target.
 
     Attributes:
-        steps: of each drafter, a draft token.
+        steps: of each drafter, cost of a draft token.
         position: as for `Costs.by_bytes`.
-        besides: see `besides_of`.
-        passes: how many plain passes of a row by itself go together in one round.
+        besides: further costs, see `besides_of`.
+        passes: how many plain passes of a single row go together in one round.
     """
 
     steps: Sequence[float]
@@ -44,9 +46,9 @@ class Assumed:
 
         Args:
             drafters: of the cascade.
-            given: what each takes for a draft token; None if that is not known.
+            given: what each takes for a draft token, if the user has said so; else None.
             target: None if there is none yet.
-            together: plain passes may go together: no drafter has to be told of each.
+            together: plain passes may go together, since no drafter has to observe each of them.
         """
         steps = given or [_STEP if drafter.models or drafter.hidden_layers else 0.0 for drafter in drafters]
         if target is None:
@@ -61,19 +63,18 @@ class Assumed:
         return cls(steps, target.position_share, besides_of(target, passes, given=given is not None), passes)
 
     def fixed(self) -> Costs:
-        """Costs of requests of which no clock may tell."""
+        """Costs for reproducible requests."""
         return Costs.by_bytes(1.0, self.steps, self.position, **self.besides)
 
     def first(self) -> Costs:
-        """Costs of others, until they are measured."""
+        """Costs for other requests, until they are measured."""
         return Costs.by_bytes(1.0, self.steps, self.position, calling=self.besides.get("calling", 0.0))
 
 
 def passes_together(target: LanguageModel, rows: int = 1, most: int = Limits.plain_passes) -> int:
-    """How many plain passes over so many rows go together in one round: up to `most`, as far as target and time allow.
+    """How many plain passes over so many rows go together in one round: up to `most`, if the target and time allow it.
 
-    The policy goes by the limit that engines have by default: outputs with a seed may depend on it, and not on an
-    engine's own.
+    The policy uses the default limit of engines, not an engine's own: outputs with a seed may depend on it.
     """
     if most == 1 or not target.commits_late:
         return 1
@@ -81,12 +82,12 @@ def passes_together(target: LanguageModel, rows: int = 1, most: int = Limits.pla
 
 
 def besides_of(target: LanguageModel, passes: int, *, given: bool) -> dict[str, float]:
-    """What drafting takes besides passes, where no clock may tell: for `Costs.by_bytes`, in passes of the target.
+    """Assumed costs of drafting besides passes, as arguments of `Costs.by_bytes`, in passes of the target.
 
     Args:
-        target: whose passes are assumed to take some time.
-        passes: plain ones that go together.
-        given: what drafters take is given.
+        target: a model with `assumed_seconds`.
+        passes: plain passes that go together.
+        given: the drafters' costs were given by the user.
     """
     seconds = {
         "asking": ASKED_SECONDS,

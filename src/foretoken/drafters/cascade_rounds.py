@@ -1,4 +1,4 @@
-"""What a cascade keeps of each sequence, and of the round that is going on."""
+"""State of a cascade: of each sequence, of the current round, and of rounds in which all rows rest."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from foretoken.policy.policy import Policy
 from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
 from foretoken.sequence import Sequence
 
-_SAVE_ROUNDS = 64  # after which costs and rates are stored, and again whenever the rounds have doubled
+_SAVE_ROUNDS = 64  # costs and rates are stored after so many rounds, and whenever the rounds have doubled since
 
 
 @dataclass
 class State:
-    """Of one sequence.
+    """State of one sequence.
 
     Attributes:
-        request: the policy's.
-        lengths: of each drafter, the tokens that the sequence had when it was last asked; the source's are negative.
+        request: its state in the policy.
+        lengths: of each drafter, the tokens that the sequence had when it was last asked for; before that, minus the
+            tokens of its source.
         asked: of each drafter, whether it was asked in the round before.
-        resting: its row of the rounds in which it rests.
+        resting: the row for the rounds in which it rests.
     """
 
     request: Request
@@ -37,17 +38,17 @@ class State:
 
     @classmethod
     def of(cls, batch: Batch, row: int, policy: Policy, copied: bool, drafters: int) -> State:
-        """A sequence is new.
+        """The state of a new sequence.
 
         Args:
             batch: of the round.
-            row: the sequence's.
+            row: index of the sequence.
             policy: that decides on it.
-            copied: free drafters may draft for it.
-            drafters: their number.
+            copied: whether free drafters may draft for it.
+            drafters: how many there are.
         """
         sequence = batch.sequences[row]
-        # What the engine decodes to be ready teaches nothing of requests to come.
+        # Scratch requests, which the engine decodes to warm up, must not influence later ones.
         reproducible = sequence.scratch or bool(batch.reproducible and batch.reproducible[row])
         sampled, predicted = not sequence.params.greedy, bool(sequence.prediction)
         request = policy.open(sampled=sampled, reproducible=reproducible, predicted=predicted, copied=copied)
@@ -63,11 +64,11 @@ class State:
         offered: AbstractSequence[tuple[Offer, list[int], list[int]]],
         drafters: AbstractSequence[Drafter],
     ) -> Row:
-        """The sequence's row of a round, number `row`, as the policy sees it.
+        """The row of a round as the policy sees it.
 
         Args:
             batch: of the round.
-            row: its number.
+            row: index of the sequence.
             limit: most draft tokens.
             offered: drafts that are made already.
             drafters: of the cascade.
@@ -85,7 +86,7 @@ class State:
         )
 
     def lag(self, at: int, drafter: Drafter, sequence: Sequence) -> int:
-        """Tokens that a drafter with weights, number `at`, has not seen; those of one round don't count."""
+        """Tokens that the model with index `at` has not seen; 0 if it was asked in the round before."""
         if self.asked[at] or not drafter.models or drafter.hidden_layers:
             return 0
         return len(sequence.tokens) - self.lengths[at]
@@ -93,14 +94,14 @@ class State:
 
 @dataclass
 class Round:
-    """The round that is going on; a round of resting rows alone has no `rows`."""
+    """The current round; one in which all rows rest has no `rows`."""
 
     sequences: list[Sequence]
     rows: list[Row]
     awake: list[int]  # rows that do not rest
     offered: list[list[tuple[Offer, list[int], list[int]]]]  # of each row: tokens and parents of each offer
-    turns: list[list[bool]]  # of each drafter: the rows whose draft is its own; empty where all rows rest
-    asked: bool  # free drafters were, for some row
+    turns: list[list[bool]]  # of each drafter, whether each row's draft is its own; empty where all rows rest
+    asked: bool  # free drafters were asked for some row
     calls: list[tuple[int, int, int, int, float]] = field(default_factory=list)
     positions: int = 0
     changed: bool = False  # the pass is not as wide as the one before
@@ -114,7 +115,7 @@ class Round:
         return not self.turns
 
     def used_of(self, source: int, used: AbstractSequence[int]) -> tuple[int, ...]:
-        """How many of each row's draft tokens, so many in all, are of a free drafter: `source` is its index."""
+        """How many of each row's draft tokens come from the free drafter with index `source`; `used` counts all."""
         return tuple(
             count if row.chosen.drafter == source else row.chosen.copied if row.chosen.source == source else 0
             for count, row in zip(used, self.rows, strict=True)
@@ -122,12 +123,12 @@ class Round:
 
 
 class Sleep:
-    """Rows that all rest until a round of the policy: the same ones in the same order, or they are asked again.
+    """A rest of all rows until a given round of the policy; it ends early if other rows, or in another order, come.
 
     Args:
-        sequences: of the rows; none for no such rows.
-        until: the round.
-        alone: those of their requests that depend on no other one.
+        sequences: of the rows; empty for no rest.
+        until: number of the policy's round before which they rest.
+        alone: those of their requests that are reproducible.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Sleep:
     ) -> None:
         self._rows, self._until, self._alone = [ref(sequence) for sequence in sequences], until, alone
         self._at_begin = 0, 0  # padding and changes of width when the round began
-        self._rested = 0  # rounds that the policy has not heard of: to tell it of each takes as long as to decide
+        self._rested = 0  # rounds that the policy has not counted yet: one by one, that would take as long as deciding
 
     @classmethod
     def of(cls, sequences: AbstractSequence[Sequence], requests: AbstractSequence[Request], policy: Policy) -> Sleep:
@@ -143,7 +144,7 @@ class Sleep:
         return cls(sequences, policy.rests.asleep_until(requests), policy.rests.alone(requests))
 
     def round(self, sequences: AbstractSequence[Sequence], widths: PassWidths | None, policy: Policy) -> Round:
-        """The round of rest that begins. A row by itself is not padded to the pass before where it rests for long."""
+        """The next round of the rest. A single row that rests for long is not padded to the pass before."""
         size, made = len(sequences), Round(list(sequences), [], [], [], [], False)
         if widths is not None and size == 1:
             widths.leave(size, min(policy.passes, self.left(policy)))
@@ -152,7 +153,7 @@ class Sleep:
         return made
 
     def counts(self, current: Round, policy: Policy) -> bool:
-        """Whether a round that is over was one of rest from which the policy learns nothing: it is told of it later."""
+        """Whether a finished round was a rest from which the policy learns nothing; it is counted here, see `tell`."""
         padded = current.positions > len(current.sequences)
         if not current.is_rest or padded or current.changed or is_heard(policy.rounds + self._rested + 1):
             return False
@@ -160,7 +161,7 @@ class Sleep:
         return True
 
     def begin(self, rounds: int = 1) -> None:
-        """So many rounds of rest begin, after the one in which the rest was decided."""
+        """Begin so many rounds of rest, after the one in which the rest was decided."""
         for request in self._alone:
             for _ in range(min(rounds, request.rests_alone)):
                 request.rest_alone()
@@ -168,52 +169,53 @@ class Sleep:
     def over(
         self, current: Round, policy: Policy, rounds: int, seconds: float, widths: PassWidths | None = None
     ) -> None:
-        """So many rounds of rest went together, in so many seconds; the first of them was begun.
+        """Count rounds of rest that went together, of which the first was begun.
 
-        How wide their passes were is not what was planned for the first one, where it was not known how many there are.
+        The widths of their passes may differ from what was planned for the first, when their number was not known.
 
         Args:
             current: the first one.
-            policy: is told.
-            rounds, seconds: as said.
-            widths: of these passes; None where they are not padded, and as wide as was planned.
+            policy: learns from them.
+            rounds: how many.
+            seconds: of all.
+            widths: of these passes; None where widths don't matter.
         """
         self.begin(rounds - 1)
         padding, changed, rows = 0, current.changed, len(current.sequences)
         if widths is not None:
             padding, changed = widths.padding - self._at_begin[0], widths.changes > self._at_begin[1]
-        # Of several passes hardly anything of the first one is told, in which a width is new.
+        # The seconds of several passes hardly include the first one, which has the new width.
         within = rounds == 1
         policy.lessons.rested_together(rounds, rows, seconds, padding=padding, changed=changed, within=within)
         self._rested += rounds
 
     def left(self, policy: Policy) -> int:
-        """Rounds before the one until which the rows rest."""
+        """How many rounds of the rest are left."""
         return self._until - policy.rounds - self._rested
 
     def tell(self, policy: Policy) -> None:
-        """Tell the policy of the rounds that were counted."""
+        """Give the policy the rounds that were counted."""
         if self._rested:
             policy.lessons.rested(self._rested, len(self._rows))
             self._rested = 0
 
     def holds(self, sequences: AbstractSequence[Sequence], policy: Policy) -> bool:
-        """Whether these are the rows, and still rest."""
+        """Whether these are the rows of the rest, and it is not over."""
         return self.left(policy) > 0 and [one() for one in self._rows] == [*sequences]
 
 
 class Saved:
-    """Stores what a policy has learnt of costs and rates, now and then.
+    """Stores a policy's costs and rates from time to time.
 
     Args:
-        key: where; None for nowhere.
+        key: of the store; None to store nothing.
     """
 
     def __init__(self, key: str | None = None) -> None:
         self.key, self._rounds = key, 0
 
     def after(self, policy: Policy, rounds: int = 1) -> None:
-        """So many more rounds are over."""
+        """Count further rounds, and store if it is time."""
         before = self._rounds.bit_length()
         self._rounds += rounds
         if self.key is not None and self._rounds >= _SAVE_ROUNDS and self._rounds.bit_length() > before:
@@ -221,12 +223,12 @@ class Saved:
 
 
 def kinds_of(drafters: AbstractSequence[Drafter], free: AbstractSequence[bool], trees: bool) -> list[Kind]:
-    """Kinds of drafters, and that of the prediction behind them.
+    """Kinds of drafters, and that of the prediction after them.
 
     Args:
         drafters: all of a cascade.
         free: of each, whether it drafts before the choice.
-        trees: they may draft trees.
+        trees: whether they may draft trees.
     """
     kinds = [
         LOOKUP if is_free else TREES if trees and drafter.trees else MODEL

@@ -1,4 +1,4 @@
-"""Rounds of a cascade in which one drafter drafts for a row by itself: one is decided like the one before."""
+"""Steady rounds of a cascade: one drafter drafts for a single row, and rounds are decided like the one before."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from foretoken.verify.base import Verdict
 
 
 class SteadyRounds:
-    """A few rounds of one row; the policy is told of them when they are over.
+    """A few rounds of one row, which the policy learns from together when they are over.
 
     Args:
         policy: of the cascade.
         drafter: that drafts.
         at: its index.
         sequence: of the row.
-        lengths: of each drafter, the tokens that the sequence had when it was last asked; kept up to date.
+        lengths: as `State.lengths`; kept up to date.
         row: as it was decided.
-        prices: that hold.
-        clock: seconds.
+        prices: that the rounds go by.
+        clock: returns seconds.
 
     Attributes:
-        open: one of the rounds is going on.
+        open: whether one of the rounds is in progress.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SteadyRounds:
 
         Args:
             policy, lengths, clock: as for the class.
-            drafters: of the cascade; of several none may miss anything in rounds of which it is not told.
+            drafters: of the cascade; if several, all of them may miss rounds.
             batch: of the round that was decided, one row.
             row: that row.
         """
@@ -87,10 +87,10 @@ class SteadyRounds:
         return None if prices is None else cls(policy, drafter, at, sequence, lengths, row, prices, clock)
 
     def holds(self, batch: Batch, most: int) -> bool:
-        """Whether a round of these sequences, with `most` tokens in the first one's draft, is one of these."""
+        """Whether a round with these sequences, and at most `most` draft tokens, is one of these rounds."""
         if not self._left or most <= 0 or len(batch.sequences) != 1 or batch.sequences[0] is not self._sequence():
             return False
-        if self._row.request.rests_until:  # since the round before
+        if self._row.request.rests_until:  # the row has begun to rest
             return False
         if self._prices.tokens:
             request = self._row.request
@@ -98,7 +98,7 @@ class SteadyRounds:
             return not (due or barred_in(batch, 0, (self._drafter,)))
         if len(self._told) < 2 or any(one.tokens for one in self._told[-2:]):
             return True
-        self.tell()  # a passage without copies has begun: plain rounds of several passes may be what pays
+        self.tell()  # a passage without copies has begun: plain rounds of several passes may pay more
         return self._row.request.copying.earns
 
     def propose(self, batch: Batch, most: int, widths: PassWidths | None) -> Draft:
@@ -148,12 +148,12 @@ class SteadyRounds:
         return width
 
     def goes_on(self, batch: Batch) -> bool:
-        """Whether one of these rounds is going on, and it is this one; one that failed is over."""
+        """Whether this is the round in progress; if it is not, that one has failed."""
         self.open = self.open and len(batch.sequences) == 1 and batch.sequences[0] is self._sequence()
         return self.open
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Judge the draft by what was emitted, and pass the verdict to the drafter."""
+        """Compare the drafts with the emitted tokens, and pass the verdict to the drafter."""
         start, path = self._clock(), verdict.accepted[0]
         self._emitted = len(path) + 1
         for offer, tokens, parents in self._offered:
@@ -170,7 +170,7 @@ class SteadyRounds:
             self._policy.judge(self._row.request, self._at, drafted, len(path))
 
     def end(self, seconds: float | None) -> None:
-        """The round is over; `seconds` as in `Drafter.observe_seconds`."""
+        """End the round; `seconds` as in `Drafter.observe_seconds`."""
         self.open = False
         if self._emitted:  # else it failed
             rest = None if seconds is None else max(seconds - self._copied - self._call, 0.0)
@@ -192,7 +192,7 @@ class SteadyRounds:
             )
 
     def tell(self) -> None:
-        """Tell the policy of the rounds that are over."""
+        """Let the policy learn from the rounds that are over."""
         told, self._told = self._told, []
         if told:
             self._policy.lessons.learn_together(self._row.request, told, self._at)

@@ -17,10 +17,10 @@ from foretoken.randomness import Stream, uniforms_of_rows
 from foretoken.sampling.vocabulary import all_finite, check_finite, draw
 
 OneCall = Callable[[AbstractSequence[int], Draws | None], Chains]
-"""Makes chains in one call, of most tokens by row, drawn as the `Draws` say, or the most probable tokens for None."""
+"""Makes chains in one call, at most so many tokens a row: drawn by the `Draws`, or the most probable for None."""
 
 Steps = Callable[[AbstractSequence[int]], tuple[Draft, bool]]
-"""Makes a draft of most tokens by row, token by token; also returns whether all of them could be drafted."""
+"""Makes a draft of at most so many tokens a row, token by token; also returns whether all could be drafted."""
 
 
 def in_one_call(batch: Batch) -> list[bool]:
@@ -37,15 +37,15 @@ def draft_chains(
 ) -> tuple[Draft, bool]:
     """Chains, in one call of the model for rows where that can be done, step by step for the others.
 
-    One call draws from a softmax of logits over temperature. With the same uniforms it does not draw exactly the tokens
-    that single steps would. So a row takes one way or the other by its own parameters, whatever the other rows ask for.
+    One call draws from a softmax of logits over temperature. With the same uniforms it may draw other tokens than
+    single steps. So which way a row goes depends on its own parameters alone, not on other rows.
 
     Args:
         batch: the rows.
         limits: most tokens of each; at least one of them is more than 0.
-        one_call: None where the model has no such call. Rows without tokens to draft may have tentative nodes, those
-            of `steps`.
-        steps: as `draw_chains` does it; called first, and not for the same rows.
+        one_call: None where the model has no such call. When it is called, rows that it does not draft for may have
+            tentative nodes from `steps`.
+        steps: drafts like `draw_chains`; called before `one_call`, and for other rows.
 
     Returns:
         draft: ``limits[b]`` tokens in row b, fewer where logits were not finite.
@@ -76,10 +76,10 @@ def draft_chains(
 
 
 def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, used: list[int]) -> Draft:
-    """One draft, each of whose rows is in one of several drafts. Where some are drawn, chosen ones must be chains.
+    """Join drafts of different rows into one. Where some are drawn, chosen ones must be chains.
 
     Args:
-        parts: of each draft, the rows that it is for, and the draft.
+        parts: of each draft, which rows it is for, and the draft.
         vocab_size: the target's.
         used: how many nodes of its draft each row gets.
     """
@@ -115,7 +115,7 @@ def joined(parts: AbstractSequence[tuple[list[bool], Draft]], vocab_size: int, u
 
 
 def extended(draft: Draft, begun: AbstractSequence[AbstractSequence[int]], vocab_size: int) -> Draft:
-    """Chains with other tokens, which were chosen, before those of each row."""
+    """Chains with the chosen tokens `begun` put before those of each row."""
     tokens, _, counts = draft.listed
     rows = [[*first, *own[:count]] for first, own, count in zip(begun, tokens, counts, strict=True)]
     found = Draft.from_lists(rows, draft.tokens.device)
@@ -131,7 +131,7 @@ def extended(draft: Draft, begun: AbstractSequence[AbstractSequence[int]], vocab
 
 
 def first_nodes(draft: Draft, used: list[int], width: int) -> Draft:
-    """The first nodes of each row's draft, at most `width`."""
+    """The draft with the first ``used[b]`` nodes of row b, `width` at most."""
     if width == draft.width and used == draft.listed.counts:
         return draft
     counts = int_tensor(used, draft.tokens.device)
@@ -142,7 +142,7 @@ def first_nodes(draft: Draft, used: list[int], width: int) -> Draft:
 
 
 def _draft_of(chains: Chains, limits: AbstractSequence[int], device: torch.device) -> tuple[Draft, bool]:
-    """The draft of ``limits[b]`` tokens of row b's chain, and whether all of these are there."""
+    """The draft of the first ``limits[b]`` tokens of row b's chain, and whether no chain is shorter."""
     tokens = [chain[:limit] for chain, limit in zip(chains.tokens, limits, strict=True)]
     draft = Draft.from_lists(tokens, device)
     if chains.probs is not None:

@@ -1,11 +1,11 @@
-"""What may follow in a sequence, and how likely: copies of earlier tokens, and the target's own runners-up.
+"""What may follow in a sequence, and how likely: copies of earlier tokens, and the target's most probable successors.
 
 `Continuations` is the state that `Lookup` keeps of one sequence. After any context it names candidate tokens from two
 sources:
 
 - *copies*: what followed the longest suffix of the context that occurred before, by a suffix automaton. While a draft
-  grows, the context grows with it, so that a copy may overlap its source, as in LZ77: output of period p is drafted on
-  and on, not just to the end of the last period.
+  grows, the context grows with it, so that a copy may overlap its source, as in LZ77: output of period p is drafted
+  without end, not just to the end of the last period.
 - *successors*: the target's most probable tokens the last time that it scored the same token (token recycling).
 
 A candidate belongs to a class: its source, the length of the match, its rank, and whether the other source agrees. How
@@ -55,6 +55,9 @@ _SUCCESSORS_BESIDE_LONG_MATCH = 0.2  # of the above, beside a match of the last 
 _SUCCESSOR_ALONE = 0.3  # the first one, where nothing can be copied
 
 _COPY, _SUCCESSOR = 0, 1
+
+_WEIGHT = 8.0  # candidates that a prior rate counts as
+_KEEP = 1.0 - 1.0 / 200.0  # what is left of a candidate's weight after each further one of its class
 
 
 def _class_prior(key: int) -> float:
@@ -110,27 +113,25 @@ class AcceptanceRates:
 
     Args:
         parent: rates that these start from, and that learn with them; None for those that come with the package.
-        weight: candidates that the parent's rate counts as.
-        memory: a candidate's weight falls to 1/e over so many of its class.
     """
 
-    def __init__(self, parent: AcceptanceRates | None = None, *, weight: float = 8.0, memory: float = 200.0) -> None:
-        own = [0.0] * _CLASSES, [0.0] * _CLASSES, weight, 1.0 - 1.0 / memory
-        self._levels: list[tuple[list[float], list[float], float, float]] = [*(parent._levels if parent else ()), own]
-        """From the first parent down to these rates: of each class, candidates that were right, and all; both
-        arguments. Loops over them take half the time of calls from one to the next."""
+    def __init__(self, parent: AcceptanceRates | None = None) -> None:
+        own = [0.0] * _CLASSES, [0.0] * _CLASSES
+        self._levels: list[tuple[list[float], list[float]]] = [*(parent._levels if parent else ()), own]
+        """From the first parent down to these rates: by class, how many candidates were right, and how many there were.
+        A loop takes half the time of calls from one to the next."""
 
     def rate(self, key: int) -> float:
         """The chance that a candidate of this class is the next token, between 0 and 1."""
         rate = _PRIOR[key]
-        for right, seen, weight, _ in self._levels:
-            rate = (right[key] + weight * rate) / (seen[key] + weight)
+        for right, seen in self._levels:
+            rate = (right[key] + _WEIGHT * rate) / (seen[key] + _WEIGHT)
         return rate
 
     def shortest(self, least: float) -> int:
-        """Length of the shortest matches behind which a candidate may be right so often, by all but the longest ones.
+        """Length of the shortest match after which a candidate may have a rate of `least`.
 
-        Behind those one is always looked for, so that rates that have become low can rise again.
+        The longest class always counts as having one, so that rates that have become low can rise again.
         """
         for bucket, keys in enumerate(_KEYS):
             if any(self.rate(key) >= least for key in keys):
@@ -138,21 +139,21 @@ class AcceptanceRates:
         return len(_BUCKETS)
 
     def judge(self, candidates: Sequence[Candidate], token: int) -> int:
-        """This token was the next one: all candidates that there were for it are right or wrong.
+        """Learn from the next token, which makes each of the candidates right or wrong.
 
         Returns:
-            The candidate that was likeliest, of equal ones the highest id; -1 if there was none.
+            The likeliest candidate, of equal ones the highest id; -1 if there was none.
         """
         likeliest = max([(self.rate(key), one) for one, key in candidates], default=(0.0, -1))[1]
-        for right, seen, _, keep in self._levels:
+        for right, seen in self._levels:
             for one, key in candidates:
-                right[key] = right[key] * keep + (one == token)
-                seen[key] = seen[key] * keep + 1.0
+                right[key] = right[key] * _KEEP + (one == token)
+                seen[key] = seen[key] * _KEEP + 1.0
         return likeliest
 
 
 def ends_as_before(tokens: Sequence[int], count: int) -> bool:
-    """Whether the last `count` tokens stand next to each other somewhere before, overlaps included."""
+    """Whether the last `count` tokens occurred before in the same order, overlaps included."""
     if not count or count >= len(tokens):
         return not count
     end, at, last = tokens[-1], count - 1, tokens[len(tokens) - count :]
@@ -169,12 +170,12 @@ Candidate = tuple[int, int]
 
 
 class Context(NamedTuple):
-    """A position in the sequence, or after some draft tokens.
+    """A position: the end of the sequence, or of some draft tokens after it.
 
     Attributes:
         automaton: where the copies come from.
-        state: in the automaton, of the longest suffix that something followed.
-        match: its length in tokens, 0 if there is none.
+        state: in the automaton, of the longest suffix that has a continuation there.
+        match: length of that suffix in tokens, 0 if there is none.
         last: the last token.
     """
 
@@ -190,8 +191,8 @@ class Continuations:
     Takes some 100 to 200 bytes a token for copies, and 100 for each different token for successors.
 
     Args:
-        rates: acceptance rates that are used and kept up to date.
-        others: tokens of other requests, where longer matches are looked for; these tokens are added to them.
+        rates: acceptance rates that are used and updated.
+        others: tokens of other requests, in which longer matches are searched; the sequence's tokens are added to them.
     """
 
     def __init__(self, rates: AcceptanceRates, others: OtherRequests | None = None) -> None:
@@ -206,7 +207,7 @@ class Continuations:
         return self.automaton.size
 
     def read(self, tokens: Iterable[int]) -> None:
-        """Append tokens by which no candidates are judged, such as a prompt: only what followed what is learnt."""
+        """Append tokens, such as a prompt, without judging candidates by them."""
         for token in tokens:
             if self._last >= 0:
                 known = [token, *(one for one in self._successors.get(self._last, ()) if one != token)]
@@ -214,10 +215,10 @@ class Continuations:
             self._append(token)
 
     def extend(self, tokens: Iterable[int]) -> list[bool]:
-        """Append tokens that were emitted: candidates that had been there for each are judged by it.
+        """Append emitted tokens, and judge by each of them the candidates that there were for it.
 
         Returns:
-            Of each, whether it was the likeliest candidate.
+            Of each token, whether it was the likeliest candidate.
         """
         foreseen = []
         for token in tokens:
@@ -226,11 +227,11 @@ class Continuations:
         return foreseen
 
     def scored(self, token: int, likeliest: Sequence[int]) -> None:
-        """The target scored a token: `likeliest` are its `SUCCESSORS` most probable next ones, in order."""
+        """Keep the target's most probable tokens after a token, `SUCCESSORS` of them in order."""
         self._successors[token] = likeliest
 
     def here(self) -> Context:
-        """Behind the last token: the longest match, of equal ones the sequence's own."""
+        """The context at the end of the sequence: the longest match, of equal ones the sequence's own."""
         automaton = self.automaton
         state, match = automaton.context(self.end)
         if self._others is not None:
@@ -240,7 +241,7 @@ class Continuations:
         return Context(automaton, state, match, self._last)
 
     def behind(self, context: Context, token: int) -> Context:
-        """Behind one draft token more."""
+        """The context after one further draft token."""
         automaton = context.automaton
         state, match = automaton.follow(context.state, context.match, token)
         state, length = automaton.context(state)
@@ -273,7 +274,7 @@ class Continuations:
         self._last = token
 
     def chain(self, context: Context, limit: int, least: float = 0.0) -> tuple[list[int], list[float]]:
-        """The most probable candidate, the most probable one behind it, and so on.
+        """The most probable candidate, the most probable one after it, and so on.
 
         Args:
             context: where to begin.

@@ -27,13 +27,13 @@ from foretoken.verify.base import Verdict
 
 @dataclass
 class DraftCache:
-    """The drafter's cache for sequences that are decoded together.
+    """A draft model's KV cache for sequences that are decoded together.
 
     Attributes:
         cache: one row a sequence.
         rows: ids of the sequences that the rows belong to.
-        tentative: draft tokens of each row in the cache, not yet committed or dropped; empty for none.
-        grown: the trees that they belong to; None for chains.
+        tentative: draft tokens of each row in the cache that are not committed or dropped yet; empty for none.
+        grown: the trees of the tentative tokens; None for chains.
         begun: committed tokens of each row that are another drafter's draft; empty for none.
     """
 
@@ -108,7 +108,7 @@ class DraftModel(Drafter):
 
     @property
     def call_sizes(self) -> tuple[int, ...]:  # type: ignore[override]  # an attribute there
-        """Those of the model's chains."""
+        """Those of the model's chains; empty where it drafts trees."""
         return () if self.tree.branches else self.model.chain_sizes
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
@@ -224,24 +224,13 @@ class DraftModel(Drafter):
             return state
         rows = {identity: row for row, identity in enumerate(state.rows)}
         selection, keep = [rows.get(identity, -1) for identity in ids], list[int | None]([None] * len(ids))
-        shortest = current_limits().shortest_shared_prefix
         if self.model.shares_prefixes:
             lengths = state.cache.lengths.tolist()
+            cached = [(rows[one.id], one, lengths[rows[one.id]]) for one in batch.sequences if one.id in rows]
             for row, sequence in enumerate(batch.sequences):
-                if ids[row] in rows or sequence.source is not None or len(sequence.tokens) <= shortest:
-                    continue
-                if batch.reproducible and batch.reproducible[row]:  # what others computed may be rounded otherwise
-                    continue
-                # The KV cache of a shared prefix, such as a system prompt, is copied from another row.
-                for other in batch.sequences:
-                    donor = rows.get(other.id, -1)
-                    if donor < 0:
-                        continue
-                    length = min(shared_prefix_length(sequence.tokens, other.tokens, shortest), lengths[donor])
-                    if length > (keep[row] or 0):
-                        selection[row], keep[row] = donor, length
-                        if length == len(sequence.tokens) - 1:  # no other row shares more
-                            break
+                # Not for a reproducible request: keys and values of another row may be rounded differently.
+                if ids[row] not in rows and not (batch.reproducible and batch.reproducible[row]):
+                    selection[row], keep[row] = _longest_prefix(sequence, cached)
         state.cache.select(selection, keep)
         state.rows = ids
         for row, (sequence, old) in enumerate(zip(batch.sequences, selection, strict=True)):
@@ -257,3 +246,24 @@ class DraftModel(Drafter):
             self._known([*sequence.tokens[length:], *first]) if limit > 0 else []
             for sequence, first, length, limit in zip(batch.sequences, begun, known, limits, strict=True)
         ]
+
+
+def _longest_prefix(sequence: Sequence, cached: AbstractSequence[tuple[int, Sequence, int]]) -> tuple[int, int | None]:
+    """The row of a cache with the longest prefix of a new sequence, such as a system prompt, and the prefix's length.
+
+    Args:
+        sequence: that has no row yet.
+        cached: rows of the cache, their sequences and how many of these tokens are cached.
+
+    Returns:
+        -1 and None where no row shares a prefix that is long enough to be copied.
+    """
+    donor, longest, shortest = -1, 0, current_limits().shortest_shared_prefix
+    if sequence.source is None and len(sequence.tokens) > shortest:
+        for row, other, count in cached:
+            length = min(shared_prefix_length(sequence.tokens, other.tokens, shortest), count)
+            if length > longest:
+                donor, longest = row, length
+                if length == len(sequence.tokens) - 1:  # no other row shares more
+                    break
+    return donor, longest or None

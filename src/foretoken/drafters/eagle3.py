@@ -1,4 +1,4 @@
-"""An EAGLE-3 head that drafts from the target's hidden states."""
+"""EAGLE-3: a head of one layer that drafts from the target's hidden states; the network is in `foretoken.heads`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Features:
     """The target's features of one sequence.
 
     Attributes:
-        received: tokens whose features were passed: the first ones of the sequence.
-        pending: fused features, ``[n, H]`` each, of the last of these tokens: those not in the head's cache yet.
+        received: how many leading tokens' features have been passed.
+        pending: fused features, ``[n, H]`` each, of those tokens that are not in the head's cache yet.
     """
 
     received: int = 0
@@ -63,8 +63,8 @@ class Eagle3(Drafter):
     distribution under the request's own sampling parameters, with probability 0 for tokens that a reduced draft
     vocabulary lacks, and the draft carries that very distribution as q.
 
-    A sequence is drafted for in one batch at a time: its rows of the head's cache stay with the batch that it was last
-    part of, so that a row which leaves a batch and comes back is no longer drafted for.
+    A sequence is drafted for in one batch at a time: its row of the head's cache belongs to the batch that it was last
+    part of, so that a sequence which leaves a batch and comes back is not drafted for any more.
 
     Args:
         head: a head, or the folder of one, in a layout that `foretoken.heads.load_eagle3` reads.
@@ -117,7 +117,7 @@ class Eagle3(Drafter):
 
     @property
     def call_sizes(self) -> tuple[int, ...]:  # type: ignore[override]  # an attribute there
-        """Those of the head's chains."""
+        """Those of the head's chains; empty where it drafts trees."""
         return () if self.trees else self._runner.chain_sizes
 
     def warm_up(self, drawn: bool) -> None:
@@ -189,7 +189,7 @@ class Eagle3(Drafter):
     def _new(
         self, cache: HeadCache, batch: Batch, limits: AbstractSequence[int], known: AbstractSequence[_Features]
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """Tokens and pending features of the rows that are drafted for; these features are no longer pending then."""
+        """Take the pending features of the rows that are drafted for; returns their tokens and these features."""
         tokens: list[list[int]] = []
         states: list[Tensor] = []
         nothing = self._head.fc.weight.new_zeros((0, self._head.config.hidden_size))

@@ -123,7 +123,7 @@ class _EarlyLayers(LanguageModel):
 
     Args:
         early: the layers.
-        layers: how many.
+        layers: how many they are.
         target: whose they are.
     """
 

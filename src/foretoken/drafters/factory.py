@@ -53,20 +53,11 @@ def make_drafter(
         _refuse_trees(tree, "no drafter")
         return NoDrafter()
     if isinstance(drafter, str):
-        if drafter == DraftModel.name and is_shipped(target):
-            return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target, tree, vocab)
-        if drafter == DraftModel.name:
-            raise ParameterError(
-                f"drafter {shown(drafter)} needs a model: give the model's path or hub id, or the model"
-            )
-        parts = [part.strip() for part in drafter.split(",")]
-        if len(parts) > 1 and not os.path.exists(drafter):
-            _check_parts(drafter, parts)
+        parts = _split(drafter)
+        if len(parts) > 1:
             drafter = parts
-        elif drafter == Cascade.name:
-            raise ParameterError(
-                f"drafter {shown(drafter)} is made of others: name them, 'prompt-lookup,path/of/a/model'"
-            )
+        elif (named := _by_name(drafter, target, tree, vocab, load_options)) is not None:
+            return named
     if isinstance(drafter, list | tuple):
         _refuse_trees(tree, "a cascade")
         made: list[Drafter] = []
@@ -76,17 +67,6 @@ def make_drafter(
             else:
                 made.append(make_drafter(part, target, vocab=vocab, **load_options))
         return Cascade(made)
-    if isinstance(drafter, str) and drafter == AUTO:
-        _refuse_trees(tree, f"drafter {AUTO!r}")
-        made = _automatic(target, load_options)
-        return made[0] if len(made) == 1 else Cascade(made)
-    if isinstance(drafter, str):
-        if is_name(drafter):
-            return _named(drafter, target, tree, load_options)
-        # A misspelt name should not go to the hub, which may take long to answer.
-        meant = get_close_matches(drafter.partition(":")[0], drafter_names(), n=1, cutoff=0.8)
-        if meant and not os.path.exists(drafter):
-            raise ParameterError(f"unknown drafter {shown(drafter)}: did you mean {meant[0]!r}? {_choices()}")
     kind = kind_of(drafter) if isinstance(drafter, str | Path) else None
     if kind is not None:
         return _named(kind, target, tree, load_options, head=drafter)
@@ -127,7 +107,7 @@ def names_model(drafter: Any) -> bool:
 
 
 def _automatic(target: LanguageModel, load_options: Mapping[str, Any]) -> list[Drafter]:
-    """What drafts for a target that was loaded without a word about drafters, the cheapest first."""
+    """The drafters of ``drafter="auto"``, the cheapest first: lookup, and a head in the target's folder."""
     folder = Path(target.name)
     heads = sorted(found for found in folder.iterdir() if kind_of(found)) if folder.is_dir() else []
     return [Lookup(), *(_named(str(kind_of(head)), target, None, load_options, head=head) for head in heads[:1])]
@@ -137,12 +117,15 @@ def _choices() -> str:
     return f"Choose one of {', '.join(drafter_names())}, or give the folder or hub id of a model"
 
 
-def _check_parts(drafter: str, parts: list[str]) -> None:
-    """Check names separated by commas: all but the last, which may be a model to load, have to be known.
+def _split(drafter: str) -> list[str]:
+    """Names separated by commas; a path that exists, commas or not, is one.
 
     Raises:
-        ParameterError: a name is empty or unknown.
+        ParameterError: a name is empty, or one before the last, which may be a model to load, is unknown.
     """
+    parts = [part.strip() for part in drafter.split(",")]
+    if len(parts) == 1 or os.path.exists(drafter):
+        return [drafter]
     if not all(parts):
         raise ParameterError(
             f"drafter {shown(drafter)} has nothing on one side of a comma: name a drafter, or leave it out"
@@ -150,6 +133,34 @@ def _check_parts(drafter: str, parts: list[str]) -> None:
     unknown = [part for part in parts[:-1] if not is_name(part) and not os.path.exists(part)]
     if unknown:
         raise ParameterError(f"unknown drafter {shown(unknown[0])} in {shown(drafter)}. {_choices()}")
+    return parts
+
+
+def _by_name(
+    name: str, target: LanguageModel, tree: TreePlan | None, vocab: Vocab, load_options: Mapping[str, Any]
+) -> Drafter | None:
+    """The drafter of that name; None where it is none of the known names, so that it may be a model.
+
+    Raises:
+        ParameterError: the name needs a model or other drafters, is misspelt, or can't grow the trees asked for.
+    """
+    if name == DraftModel.name:
+        if is_shipped(target):
+            return _of_model(load_part("drafter", **{"quantize": "auto", **load_options}), target, tree, vocab)
+        raise ParameterError(f"drafter {shown(name)} needs a model: give the model's path or hub id, or the model")
+    if name == Cascade.name:
+        raise ParameterError(f"drafter {shown(name)} is made of others: name them, 'prompt-lookup,path/of/a/model'")
+    if name == AUTO:
+        _refuse_trees(tree, f"drafter {AUTO!r}")
+        made = _automatic(target, load_options)
+        return made[0] if len(made) == 1 else Cascade(made)
+    if is_name(name):
+        return _named(name, target, tree, load_options)
+    # A misspelt name should not go to the hub, which may take long to answer.
+    meant = get_close_matches(name.partition(":")[0], drafter_names(), n=1, cutoff=0.8)
+    if meant and not os.path.exists(name):
+        raise ParameterError(f"unknown drafter {shown(name)}: did you mean {meant[0]!r}? {_choices()}")
+    return None
 
 
 def _named(

@@ -1,4 +1,4 @@
-"""What a cascade of one drafter does in a row whose draft length was asked for: it may take a prediction instead."""
+"""Fixed draft lengths in a cascade of one drafter: each row takes its draft, or the one from the prediction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foretoken.policy.request import PLAIN, Choice, Row
 
 
 def of_length(row: Row, tokens: int, kinds: Sequence[Kind], free: Sequence[bool]) -> Choice:
-    """So many tokens of the only drafter or of the prediction, whichever gets more of them accepted.
+    """Draft so many tokens by the only drafter or by the prediction, whichever is expected to get more accepted.
 
     Args:
         row: of the round.

@@ -1,4 +1,4 @@
-"""Growing draft trees with any scorer: which nodes to expand, which children to draw or choose, which nodes to keep.
+"""Grows draft trees with any scorer: which nodes to expand, which children to draw or choose, which nodes to keep.
 
 A drafter passes the logits of the root and a function that scores a `Frontier`: nodes of all rows, of one depth, in one
 pass. `grow` returns a `Draft`. Each row's tree depends on its own tokens, uniforms and limit alone.
@@ -144,7 +144,7 @@ class _Tree(ABC):
         drawn: children are drawn, not chosen.
         tokens: of each node; the root's is not used.
         parents: of each node, -1 for the root.
-        scored: of each node its number among the scored ones, -1 if it is none; the root is none.
+        scored: of each node its number among the scored ones, -1 if it is not scored; the root is not.
         expanded: node number of each scored node.
     """
 
@@ -159,8 +159,8 @@ class _Tree(ABC):
 
         Args:
             node: their parent.
-            tokens: by rank, as many as there are, `wanted` at most.
-            shares: logarithms of the drafter's probabilities of them; none of drawn ones.
+            tokens: of the children, by rank; `wanted` at most.
+            shares: logarithms of their probabilities by the drafter; empty for drawn ones.
         """
         self.tokens += tokens
         self.parents += [node] * len(tokens)

@@ -1,4 +1,4 @@
-"""What a cascade does with drafts and verdicts, row by row: compares them with what was emitted."""
+"""Compares a cascade's drafts with the emitted tokens, row by row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foretoken.verify.base import Verdict
 
 
 def follow(tokens: list[int], parents: list[int], emitted: list[int]) -> tuple[int, bool]:
-    """How many of the emitted tokens a draft has on a path, and whether it had a wrong child at the node after them."""
+    """How many emitted tokens a path of the draft has, and whether the draft has a wrong child after them."""
     last, right, missed = 0, 0, False
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):  # parents come first
         if parent == last and right < len(emitted):
@@ -22,7 +22,7 @@ def follow(tokens: list[int], parents: list[int], emitted: list[int]) -> tuple[i
 
 
 def verdict_of(verdict: Verdict, draft: Draft, takes: AbstractSequence[bool]) -> Verdict:
-    """The verdict on a draft for some rows, as if the others had accepted nothing before their first new token."""
+    """The verdict for the rows that it `takes`; other rows have accepted nothing, and their first new token follows."""
     if all(takes):
         return verdict
     # Other rows' paths are cleared too: they may be longer than any draft of this drafter.

@@ -1,4 +1,4 @@
-"""Lookup: the free drafter. Copies from the sequence itself, and the target's own runners-up, as likely as they are."""
+"""Lookup, the default drafter: copies from the sequence itself, and the target's most probable successors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
 _SHORT = 256
-"""Tokens of a prompt, source included, that may be left unread. To look for a match in so many takes some 10 µs, in
-every round that asks. Longer ones are read with their prompt's round: no later one is planned for that."""
+"""Tokens of the longest prompt, source included, that is not read until it has a match. A search in so many takes some
+10 µs in every round that asks. Longer prompts are read in their prefill's round: others have no time for that."""
 
 
 class Lookup(SharingDrafter):
@@ -70,7 +70,7 @@ class Lookup(SharingDrafter):
             read = state.known is not None or self._others is not None
             read = read or bool(batch.reproducible and batch.reproducible[row])
             state.asked = limit > 0 and (read or worth.reading(sequence, least))
-            if not state.asked:  # looked at when it is asked for again
+            if not state.asked:  # it is read when it is asked for again
                 self.foreseen[sequence] = []
                 rows.append([])
                 parents.append([])
@@ -81,7 +81,7 @@ class Lookup(SharingDrafter):
             else:
                 tokens, reached = known.chain(known.here(), limit, least)
                 links = list(range(len(tokens)))
-            # A draft ends before a token that the target has no logit for; what stands behind it may be its child.
+            # A draft ends before a token that the target has no logit for; nodes after it may be its children.
             usable = next((n for n, token in enumerate(tokens) if token >= batch.vocab_size), len(tokens))
             self.estimates[sequence] = reached[:usable]
             rows.append(tokens[:usable])
@@ -89,10 +89,10 @@ class Lookup(SharingDrafter):
         return Draft.from_lists(rows, batch.device, parents)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Judge what could have been drafted by what is emitted, then keep the most probable tokens of every node.
+        """Judge candidates by the emitted tokens, then keep the most probable tokens after every node.
 
-        In this order: candidates that come from these very logits would be right all the time. Rows for which no draft
-        was wanted are left alone.
+        In this order, since candidates from these very logits would always be right. Rows that were not asked for are
+        skipped.
         """
         asked = [row for row, sequence in enumerate(batch.sequences) if self._sequences[sequence].asked]
         if not asked:
@@ -105,19 +105,19 @@ class Lookup(SharingDrafter):
             nodes = [sequence.tokens[-1], *tokens[row][: counts[row]]]
             path = [0, *verdict.accepted[row]]
             self.foreseen[sequence] = known.extend([*(nodes[node] for node in path[1:]), verdict.following[row]])
-            # After a token that was scored several times, what followed it in the output itself counts.
+            # If a token was scored several times, the scores at its place in the output are kept.
             for node in (*range(len(nodes)), *path):
                 known.scored(nodes[node], likeliest[row][node])
 
     def forget(self) -> None:
-        """See `SharingDrafter`. Who takes part stays: the rates that others taught do, too."""
+        """See `SharingDrafter`. The participants stay, since the measured rates stay, too."""
         if self._others is not None:
             self._others.clear()
 
     def judge(self, sequences: AbstractSequence[Sequence]) -> None:
-        """Judge what could have been drafted by the tokens that were emitted since.
+        """Judge candidates by the tokens that were emitted since the last proposal.
 
-        Sequences for which no draft was wanted are left alone.
+        Sequences that were not asked for are skipped.
         """
         for sequence in sequences:
             state = self._sequences[sequence]
@@ -141,11 +141,11 @@ class Lookup(SharingDrafter):
 
 
 class _State:
-    """What is kept of one sequence; made when it is first drafted for.
+    """State of one sequence.
 
     Attributes:
-        known: its tokens.
-        asked: the last proposal asked for a draft; before the first one, too.
+        known: its tokens; None before it is read.
+        asked: whether the last proposal asked for a draft; True before the first one.
     """
 
     def __init__(self) -> None:
@@ -154,10 +154,10 @@ class _State:
 
 
 class _Worth:
-    """Which sequences are worth reading: to keep a short one's tokens takes fifty times as long as a look.
+    """Which sequences are worth reading: for a short one that takes fifty times as long as a search.
 
     Args:
-        rates: measured, of greedy requests and of others.
+        rates: measured ones, by whether requests are greedy.
     """
 
     def __init__(self, rates: Mapping[bool, AcceptanceRates]) -> None:
@@ -165,7 +165,7 @@ class _Worth:
         self._shortest: dict[tuple[bool, float], int] = {}
 
     def reading(self, sequence: Sequence, least: float) -> bool:
-        """Whether what follows a match in there may be right with a probability of `least`; true of long prompts."""
+        """Whether a continuation in it may be right with a probability of `least`; always True for long prompts."""
         if least <= 0.0 or sequence.prompt_length + len(sequence.source or ()) > _SHORT:
             return True
         kind = sequence.params.greedy, least

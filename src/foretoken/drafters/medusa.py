@@ -57,7 +57,7 @@ class Medusa(Drafter):
         self.hidden_layers = (target.num_layers,)
         self._heads = head.to(target.device, target.dtype)
         self._size = head.config.num_heads
-        # Of each sequence: tokens whose hidden states came, and the last one's state.
+        # Of each sequence: how many tokens' hidden states were passed, and the last one's.
         self._states: PerSequence[tuple[int, Tensor | None]] = PerSequence(lambda: (0, None))
 
     @property

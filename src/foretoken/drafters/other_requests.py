@@ -1,4 +1,4 @@
-"""The tokens of all requests of an engine, where drafts may be copied from one to another; bounded."""
+"""Tokens of all requests of an engine, within a limit, for drafters that copy from one request to another."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class OtherRequests:
         return self._young.size + self._old.size
 
     def clear(self) -> None:
-        """Drop all tokens. Sequences that go on begin anew in what comes."""
+        """Drop all tokens. Running sequences start with no match in the tokens that follow."""
         self._young, self._old = SuffixAutomaton(), SuffixAutomaton()
-        self._generation += 2  # no position is one in these
+        self._generation += 2  # older positions are in neither automaton
 
     def append(self, position: SharedPosition, token: int) -> None:
-        """Add the next token of a sequence; what interrupts it (Ctrl-C) drops all tokens."""
+        """Add the next token of a sequence; an interruption (Ctrl-C) drops all tokens."""
         try:
             self._refresh(position)
             if self._young.size >= self._half:

@@ -1,4 +1,4 @@
-"""Drafters whose tokens are not the target's (Timor et al. 2025, arXiv 2502.05202)."""
+"""Drafters with another vocabulary than the target's (Timor et al. 2025, arXiv 2502.05202)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted outputs: drafts that are copied from what the user expects the output to be."""
+"""Predicted outputs: drafts copied from the output that the user expects."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BEGINNING = 3  # matching tokens that the beginning of an output counts as: the
 class Cursor:
     """A position in a prediction that follows the output.
 
-    While the output agrees with the prediction the cursor moves along. After a token that differs it is put behind
-    the place in the prediction that agrees with most of the last 4 output tokens, of several the nearest one, those
-    ahead of the last agreement before those behind it. So it finds its way after an insertion, a deletion or a
-    replacement, and may copy a passage again. Where the last token is nowhere in the prediction, one token is taken to
-    have replaced another.
+    While the output agrees with the prediction the cursor moves along. After a token that differs, the cursor is put
+    after the place in the prediction that agrees with most of the last 4 output tokens; of several such places the
+    nearest one, where places before the last agreement count as four times as far. So it recovers after an insertion, a
+    deletion or a replacement, and may copy a passage again. Where the last token does not occur in the prediction, it
+    is assumed to replace one token.
 
     Args:
         prediction: token ids.
@@ -30,13 +30,13 @@ class Cursor:
 
     def __init__(self, prediction: AbstractSequence[int]) -> None:
         self._prediction = prediction
-        self._places: dict[int, list[int]] = {}  # of each token, the positions behind it
+        self._places: dict[int, list[int]] = {}  # of each token, the positions after it
         for end, token in enumerate(prediction, start=1):
             self._places.setdefault(token, []).append(end)
         self._recent: list[int] = []  # the last output tokens
         self._agreed = self._since = 0  # where the last agreement ended, and output tokens since then
         self.position = 0
-        """Of the token that is expected next; the prediction's length where nothing is."""
+        """Position of the token that is expected next; the prediction's length at its end."""
         self.match = _BEGINNING
         """How many of the last output tokens agree with those before the position."""
 
@@ -85,9 +85,8 @@ class Cursor:
 class Prediction(Drafter):
     """Drafts the next tokens of `Sequence.prediction`, in rows that have one.
 
-    A chain of chosen tokens. `matches` is 1 for a place that is assumed, and one more for each output token that agrees
-    with the prediction before it: the policy measures how likely drafts are by it. The engine has the policy choose
-    between this drafter and its own.
+    A chain of chosen tokens. `matches` is 1 for an assumed place, and one more for each output token before it that
+    agrees with the prediction: acceptance is measured by it. A `Cascade` chooses between this drafter and the others.
 
     Takes some 100 bytes a token of the predictions of running sequences.
     """

@@ -1,4 +1,4 @@
-"""The drafters that have names: what each is, what its name takes after a colon, and how to make one."""
+"""The drafters that have names: what each does, what its name takes after a colon, and how to make one."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Known:
     trees: bool = False
     """Whether its drafts branch."""
     takes_tree: bool = False
-    """Whether `make` takes what trees to grow, as ``tree=``."""
+    """Whether `make` takes the kind of trees to grow, as ``tree=``."""
     takes_quantize: bool = False
-    """Whether it has weights that can be quantised, and `make` takes how, as ``quantize=``."""
+    """Whether it has weights that can be quantised, and `make` takes ``quantize=``."""
     needs_model: bool = False
     needs_target: bool = False
     """Whether `make` takes the target, as ``target=``."""
@@ -180,7 +180,7 @@ def get(name: str, target: LanguageModel | None = None, **options: Any) -> Draft
             if found.needs_model:
                 form = "give the models' names alone, without this one"
             raise ParameterError(f"drafter {name!r} has {'no' if found.argument else 'an'} argument: {form}")
-        options[found.argument] = _whole(name, found.argument, argument) if found.number else argument
+        options[found.argument] = _integer(name, found.argument, argument) if found.number else argument
     if found.argument in found.required and found.argument not in options:
         raise ParameterError(f"drafter {base!r} needs to be told more: write {base}:{found.argument.upper()}")
     if found.needs_target:
@@ -194,7 +194,7 @@ def get(name: str, target: LanguageModel | None = None, **options: Any) -> Draft
         raise ParameterError(f"drafter {name!r}: {error}{form}") from error
 
 
-def _whole(name: str, option: str, argument: str) -> int:
+def _integer(name: str, option: str, argument: str) -> int:
     try:
         return int(argument)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a drafter shares among requests: which of them may use it, and how it is dropped."""
+"""Tokens that a drafter shares among requests: which requests may use them, and how they are dropped."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from foretoken.models.threads import turn_of
 
 
 class SharingDrafter(Drafter):
-    """A drafter that can keep tokens of requests for others.
+    """A drafter that can keep tokens of requests for other requests.
 
     Attributes:
-        keeps: it does, as it was made.
+        keeps: whether it does so, by the options it was made with.
     """
 
     keeps: bool = True
@@ -29,15 +29,15 @@ class SharingDrafter(Drafter):
 
 
 def sharing_parts(drafter: Drafter) -> list[SharingDrafter]:
-    """Those of a drafter and the drafters that it is made of that keep tokens of requests for others."""
+    """The parts of a drafter, itself included, that keep tokens of requests for other requests."""
     own = [drafter] if isinstance(drafter, SharingDrafter) and drafter.keeps else []
     return own + [part for one in drafter.drafters for part in sharing_parts(one)]
 
 
 def forget_requests(drafter: Drafter) -> None:
-    """Have the next request drafted as if it were the first, by the drafter and those that it is made of.
+    """Drop what a drafter and its parts keep, so that the next request is drafted for as if it were the first.
 
-    Called before a request is timed that was answered before, whose output would else be copied.
+    Called before a repeated request is timed, whose earlier output would be copied otherwise.
     """
     for one in sharing_parts(drafter):
         one.forget()
@@ -46,11 +46,11 @@ def forget_requests(drafter: Drafter) -> None:
 class Participants:
     """Keeps requests with the same randomness apart.
 
-    With a drafter that learns from other requests, drafts depend on the outputs of these. That is lossless as long as
-    those outputs are independent of the request's own uniforms. Requests with one seed have the same uniforms: where
-    these decide anything, only the first request of each seed takes part. Takes about 150 bytes a request that names
-    one, for the life of the drafter: outputs that others learnt from keep having influence. Seeds of other requests are
-    new ones each time.
+    With a drafter that learns from other requests, drafts depend on their outputs. That is lossless as long as those
+    outputs are independent of the request's own uniforms. Requests with the same seed have the same uniforms: where
+    these matter, only the first request of each seed takes part. Takes about 150 bytes for each request that names a
+    seed, for the life of the drafter, since outputs that were learnt from keep having influence. Other requests have a
+    new seed each.
     """
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class Participants:
     def takes_part(self, batch: Batch, row: int) -> bool:
         """Whether a row's request may read and write what is shared.
 
-        One whose drafts may depend on no other request (`Batch.reproducible`) never does, nor does a scratch one. With
-        `Batch.shared_noise`, and in greedy decoding, drafts don't influence the output.
+        A reproducible request never may (`Batch.reproducible`), nor a scratch request. With `Batch.shared_noise`, and
+        in greedy decoding, drafts don't influence the output.
         """
         sequence = batch.sequences[row]
         if sequence.scratch or (batch.reproducible and batch.reproducible[row]):

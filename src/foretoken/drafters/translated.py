@@ -13,6 +13,7 @@ from foretoken.drafters.vocabularies import Reader, Reading
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
 from foretoken.models.base import Cache, Keep, LanguageModel, Scores
 from foretoken.models.feed import feed
+from foretoken.sequence import common_prefix_length
 
 _MISSING = -1e30
 """Logit of a token that the model lacks: finite, so that a distribution is left where all others are forbidden."""
@@ -213,11 +214,4 @@ class SharedModel(TranslatedModel):
 
 def _agreeing(ours: list[int], theirs: list[int]) -> int:
     """Length of the common prefix of two token lists."""
-    low, high = 0, min(len(ours), len(theirs))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if ours[low:middle] == theirs[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return common_prefix_length(ours, theirs, min(len(ours), len(theirs)))

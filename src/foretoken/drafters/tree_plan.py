@@ -23,7 +23,7 @@ class TreePlan:
     Attributes:
         shape: the shape of static trees: one for every row, cut to a row's limit, or a table of acceptance rates from
             which the best shape for each limit follows. None for chains, unless trees are dynamic.
-        dynamic: trees grow by the drafter's probabilities.
+        dynamic: trees of the nodes that are most probable by the drafter.
         depth: most tokens of a path, in shapes made of a table and in dynamic trees.
         width: nodes that a dynamic tree expands at each depth.
 
@@ -60,7 +60,7 @@ class TreePlan:
         return best_shape(self.shape, limit, min(depth, self.depth))
 
     def chain_length(self, limit: int, depth: int) -> int:
-        """Tokens of the chain that a row gets instead whose verifier takes no trees."""
+        """Tokens of the chain that is drafted instead in rows whose verifier takes no trees."""
         if not self.branches:
             deepest = limit
         elif isinstance(self.shape, TreeShape):
@@ -71,11 +71,11 @@ class TreePlan:
 
 
 Tree = str | os.PathLike[str] | TreeShape | AcceptanceTable | TreePlan
-"""What trees are wanted: one of `KINDS`, a file that a shape or an acceptance table was saved to, or one of these."""
+"""What users give as ``tree=``: one of `KINDS`, a file with a saved shape or acceptance table, or such an object."""
 
 
 def plan_of(tree: Tree) -> TreePlan:
-    """The plan that a user's word stands for.
+    """The plan for what a user has given as ``tree=``.
 
     Raises:
         ParameterError: it is none of `KINDS`, and no file with a shape or a table.

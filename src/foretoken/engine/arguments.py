@@ -1,4 +1,4 @@
-"""What `Engine.generate` is given, as one request for each completion."""
+"""Turns the arguments of `Engine.generate` into requests, one for each completion."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def requests_of(prompts: Any, params: Any, prediction: Any, n: int, target: Lang
         raise ParameterError(f"{len(params)} SamplingParams for {len(batch)} prompts: give one, or one for each")
     predictions = [prediction] if single else each_prediction(prediction, len(batch))
     return [
-        (prompt, _with_seed(one, i), predicted)
+        (prompt, numbered(one, i), predicted)
         for prompt, one, predicted in zip(batch, params, predictions, strict=True)
         for i in range(n)
     ]
 
 
-def _with_seed(params: SamplingParams, i: int) -> SamplingParams:
-    """The parameters of the i-th completion of a prompt."""
+def numbered(params: SamplingParams, i: int) -> SamplingParams:
+    """The parameters of the i-th completion of a prompt: where a seed is named, it is the seed plus i."""
     if i == 0 or not isinstance(params, SamplingParams) or params.seed is None:
         return params
     return replace(params, seed=(params.seed + i) % 2**64)

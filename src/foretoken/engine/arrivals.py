@@ -1,4 +1,7 @@
-"""What the engine's thread sends to whoever asked: to tasks of event loops, or to another process."""
+"""Delivery of events from the engine's thread (`worker`) to callers: tasks of event loops, or another process.
+
+`Call` is a request as its caller sees it, `Arrivals` the queue of one asyncio task; `streams` reads that queue.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from foretoken.engine.scheduler import Request
 
 
 class Delivery(Protocol):
-    """A way to callers, which many may share: what a round has for them is handed over at once."""
+    """A channel to callers, which several requests may share: the events of one round are handed over in one call."""
 
     def deliver(self, sent: Sequence[tuple[Call, StreamEvent | Exception]]) -> None:
-        """Hand over what is for the callers at its end; from the engine's thread.
+        """Hand events and errors to the callers; called on the engine's thread.
 
         Raises:
-            RuntimeError: they are gone.
+            RuntimeError: the callers are gone.
         """
 
 
@@ -28,24 +31,24 @@ class Call:
     """A request as its caller sees it.
 
     Args:
-        delivery: the way to the caller.
-        index: of the request, among the caller's.
-        interval: least seconds between two events that are sent; the first and the last one always are. 0 for all of
-            them, None for the last one alone.
-        max_events: that the caller may be behind; None for any number.
+        delivery: the channel to the caller.
+        index: number of the request among those of its caller, from 0.
+        interval: least seconds between two events that are sent; the first and the last one are always sent. 0 sends
+            all of them, None the last one alone.
+        max_events: most events that the caller may be behind; None for no limit.
     """
 
     def __init__(self, delivery: Delivery, index: int, interval: float | None, max_events: int | None) -> None:
         self.delivery = delivery
         self.index = index
         self.waits_until = inf
-        """When it fails, on the clock of `time.monotonic`, if it has no row by then."""
+        """When the request fails if it has no row by then, on the clock of `time.monotonic`."""
         self.over = False
         """The caller has received the last event, or an error."""
         self.request: Request | None = None  # the thread's; None while nobody has submitted it
         self.interval, self._next_at = interval, -inf  # on the clock of `time.monotonic`
-        self.told_begun_at: float | None = None
-        """As `begun_at`, where the request is another process's and that has said so."""
+        self.remote_begun_at: float | None = None
+        """`begun_at` of a request of another process, as that process has reported it."""
         self._max_events = max_events
         self._sent = self._received = 0  # each counted on one thread
 
@@ -58,24 +61,24 @@ class Call:
 
     @property
     def is_behind(self) -> bool:
-        """The caller has not received so many events that it may have no further one."""
+        """Whether the caller has yet to receive `max_events` events, so that no further one may be sent."""
         return self._max_events is not None and self._sent - self._received >= self._max_events
 
     def send(self, what: StreamEvent | Exception) -> None:
-        """From the thread to the caller."""
+        """Send an event or an error to the caller; called on the engine's thread."""
         self.send_all([(self, what)])
 
     @staticmethod
     def send_all(sent: Sequence[tuple[Call, StreamEvent | Exception]]) -> list[Call]:
-        """From the thread to many callers; which ones are not there any more to take it."""
-        by_way: dict[Delivery, list[tuple[Call, StreamEvent | Exception]]] = {}
+        """Send to several callers from the engine's thread; returns the calls whose callers are gone."""
+        by_delivery: dict[Delivery, list[tuple[Call, StreamEvent | Exception]]] = {}
         for call, what in sent:
-            by_way.setdefault(call.delivery, []).append((call, what))
+            by_delivery.setdefault(call.delivery, []).append((call, what))
             call._sent += 1
         gone: list[Call] = []
-        for way, together in by_way.items():
+        for delivery, together in by_delivery.items():
             try:
-                way.deliver(together)
+                delivery.deliver(together)
             except RuntimeError:
                 gone += [call for call, _ in together]
         return gone
@@ -83,10 +86,10 @@ class Call:
     @property
     def begun_at(self) -> float | None:
         """When the request got a row, on the clock of `time.perf_counter`; None while it has had none."""
-        return self.told_begun_at if self.request is None else self.request.begun_at
+        return self.remote_begun_at if self.request is None else self.request.begun_at
 
     def receive(self, what: StreamEvent | Exception) -> None:
-        """The caller takes it."""
+        """Note that the caller has received an event or an error."""
         self._received += 1
         self.over = isinstance(what, Exception) or what.completion is not None
 
@@ -95,7 +98,7 @@ class TaskCall(Call):
     """A request of a task in this process.
 
     Args:
-        arrivals: the task's; its events come there.
+        arrivals: the queue of the task, where the request's events go.
         index, interval, max_events: as for `Call`.
     """
 
@@ -104,21 +107,22 @@ class TaskCall(Call):
         self.arrivals = arrivals
 
     def arrive(self, what: StreamEvent | Exception) -> None:
-        """To the task, from its own event loop."""
+        """Put an event or an error into the task's queue; called on its event loop."""
         self._sent += 1
         self.arrivals.put(self, what)
 
 
 @dataclass(frozen=True)
 class _LoopDelivery:
-    """To the tasks of an event loop, which wakes once: it would wake for every event, and the thread wait each time
-    until the loop lets it go on.
+    """Delivers to the tasks of an event loop, and wakes it once for all events of a round.
+
+    With a wake-up for every event the engine's thread would wait for the loop each time.
     """
 
     loop: asyncio.AbstractEventLoop
 
     def deliver(self, sent: Sequence[tuple[Call, StreamEvent | Exception]]) -> None:
-        """See `Delivery`; the loop was closed with the requests still running, where they are gone."""
+        """See `Delivery`; the callers are gone where the loop was closed while their requests ran."""
         self.loop.call_soon_threadsafe(_arrive, sent)
 
 
@@ -129,20 +133,20 @@ def _arrive(sent: Sequence[tuple[Call, StreamEvent | Exception]]) -> None:
 
 
 class Arrivals:
-    """A queue of what has come to one task and was not received by it. Made and used on the task's event loop."""
+    """The queue of events that one task has not received yet. Made and used on the task's event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.delivery = _LoopDelivery(self.loop)
         self._arrived: deque[tuple[Call | None, StreamEvent | Exception]] = deque()  # None: of the task itself
-        self._waits: asyncio.Future[None] | None = None  # the task does, until something comes
+        self._waits: asyncio.Future[None] | None = None  # what the task waits for in `next`
         self.at_once: Callable[[int, StreamEvent], bool] | None = None
-        """Is given the events that come while the task waits, with the request's index, but not the last one of a
-        request. Where it says that it took one, the task waits on: to wake it takes longer than most events do. What it
-        raises is raised in the task."""
+        """Called with a request's index and its event if that comes while the task waits and is not the request's last.
+        Where it returns True it has handled the event, and the task is not woken, which takes longer than most events
+        do. What it raises is raised in the task."""
 
     def put(self, call: Call | None, what: StreamEvent | Exception) -> None:
-        """Something has come, of a request or of all."""
+        """Add an event or an error of a request; without a call, an error for the task itself."""
         waits = self._waits is not None and not self._waits.done()  # so that nothing came before it
         try:
             if waits and call is not None and self._taken_at_once(call, what):
@@ -161,7 +165,7 @@ class Arrivals:
         return self.at_once(call.index, what)
 
     async def next(self) -> tuple[Call | None, StreamEvent | Exception]:
-        """What came first of what was not received."""
+        """The oldest event or error that was not received; waits until there is one."""
         while not self._arrived:
             self._waits = self.loop.create_future()
             await self._waits

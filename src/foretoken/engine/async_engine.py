@@ -31,11 +31,13 @@ class AsyncEngine:
 
     Args:
         engine: its `max_batch_size` is the number of requests that run at once; further ones wait.
-        queue_seconds: for which a request may wait for a row; then it fails with `QueueTimeout`. None sets no limit.
-        max_events: that a consumer may be behind; then its request fails with `SlowConsumer`. None sets no limit.
+        queue_seconds: most seconds that a request may wait for a row; then it fails with `QueueTimeout`. None sets no
+            limit.
+        max_events: most events that a consumer may be behind; then its request fails with `SlowConsumer`. None sets no
+            limit.
 
     Raises:
-        ParameterError: it is no engine, another `AsyncEngine` that is open has it, or a limit is not above 0.
+        ParameterError: `engine` is no `Engine`, an open `AsyncEngine` has it already, or a limit is not above 0.
     """
 
     def __init__(self, engine: Engine, *, queue_seconds: float | None = None, max_events: int | None = None) -> None:
@@ -110,7 +112,7 @@ class AsyncEngine:
         return Streams(self._worker, self._max_events, interval)
 
     async def score(self, prompt: Sequence[int], top: int = 0) -> list[TokenLogprob]:
-        """Log-probabilities of a prompt's tokens but the first, a pass between two rounds of what is decoded.
+        """Log-probabilities of all tokens of a prompt but the first, computed pass by pass between rounds of requests.
 
         Args:
             prompt: token ids that `Engine.submit` would take, of a model that continues its prompt.
@@ -139,11 +141,11 @@ class AsyncEngine:
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the thread, after which every request fails; None while all is well."""
+        """The error that ended the thread, after which every request fails; None while it works."""
         return self._worker.failure
 
     def occupancy(self) -> Occupancy:
-        """What the requests take up that the engine has."""
+        """How many of the engine's rows, and how much of its KV cache, the requests take up."""
         return self._worker.engine.occupancy()
 
     @property
@@ -156,7 +158,7 @@ class AsyncEngine:
         return report(self._worker.engine.policy)
 
     async def aclose(self) -> None:
-        """End all requests as cancelled, those that wait included, and the thread after its present round."""
+        """Cancel all requests, waiting ones included, and end the thread after its current round."""
         await asyncio.to_thread(self._worker.stop)
 
     async def __aenter__(self) -> Self:

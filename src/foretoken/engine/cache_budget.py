@@ -16,8 +16,8 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 _LARGEST = 1 << 60
 
-_MOMENT = 0.1
-"""Seconds after which who waits looks again: streams that are dropped, and requests that are cancelled, tell nobody."""
+_POLL_SECONDS = 0.1
+"""Seconds between two looks of a holder that waits: dropped streams and cancelled requests notify nobody."""
 
 
 def parse_bytes(value: int | str, name: str = "cache_memory") -> int:
@@ -56,14 +56,14 @@ class Holder(Protocol):
 
     @property
     def runs(self) -> bool:
-        """Its rows are decoded to their ends by a call that is under way."""
+        """Whether a call in progress decodes its rows to their ends."""
 
 
 class Budget:
     """Decides which requests fit into memory together, by the lengths that they may reach.
 
-    Holders may be in several threads. Each takes `changes` to look at what others hold and to hold more, and tells it
-    when it holds less.
+    Holders may be in several threads. Each acquires `changes` to look at what others hold and to hold more, and
+    notifies it when it holds less.
 
     Args:
         limit: bytes that the KV caches of all models may take.
@@ -72,7 +72,7 @@ class Budget:
     Attributes:
         changes: guards what is held, and who waits.
         waiting: holders of nothing that wait, in the order in which they came.
-        holders: all whose rows share the memory; those that are gone leave by themselves.
+        holders: all whose rows share the memory; weak references, so that those that are gone do not count.
     """
 
     def __init__(self, limit: int, models: Sequence[LanguageModel]) -> None:
@@ -97,22 +97,22 @@ class Budget:
         return sum(self.needs(rows) for rows in lengths if rows)
 
     def wait(self, holder: Holder) -> bool:
-        """Wait for a moment until another holder holds less; False at once if none goes on by itself.
+        """Wait a short while for another holder to hold less; False at once if none will do so by itself.
 
-        The caller has `changes`, and is among those `waiting`.
+        The caller has acquired `changes`, and is among those `waiting`.
         """
         if self.waiting[0] is holder and not any(
             other.runs and other.max_lengths for other in self.holders if other is not holder
         ):
             return False
-        self.changes.wait(_MOMENT)
+        self.changes.wait(_POLL_SECONDS)
         return True
 
     def check(self, length: int) -> None:
-        """Refuse a request that would not fit with the memory to itself.
+        """Refuse a request that would not fit even if it had all of the memory to itself.
 
         Raises:
-            RequestTooLarge: it would not.
+            RequestTooLarge: it would not fit.
         """
         needs = self.needs([length])
         if needs > self.limit:

@@ -32,30 +32,30 @@ SECONDS = 0.25
 
 _WIDE = 8  # draft tokens of the widest pass that is always measured
 _WIDEST = LARGEST
-"""Those of the widest pass, where it takes no longer than the budget: rows of a batch come to as many positions, whose
-arithmetic may take longer than what narrow passes wait for. Beyond it costs are extrapolated."""
+"""Draft tokens of a wider pass, measured where that takes no longer than the budget: batches have passes as wide, which
+may be bound by arithmetic where narrow ones are bound by memory. Beyond that width costs are extrapolated."""
 _DRAFTED = (1, 3, 5)
-"""Draft lengths with which drafters are measured. Without the 3, new engines of a small pair took passes over four
-positions for 1.26 to 1.52 plain ones, which take 1.21, and stopped to draft where it paid."""
+"""Draft lengths with which drafters are measured. Without the 3, new engines of a small pair estimated passes over four
+positions at 1.26 to 1.52 plain ones, which take 1.21, and stopped drafting where drafts paid."""
 _IDLE = 2  # first rounds of a kind: the prompt's, and one whose pass is not as wide as that
 _REPEATS = 2  # rounds of each kind that are measured in the first sweep
 _LEAST, _MOST = 6, 12
-"""Rounds of each kind in the second sweep. With the two after the first two alone, plain rounds were taken to be too
-slow beside others: after a pass of another width they get faster for some five rounds, 2.0, 1.6, 1.4, 1.3 and 1.2 ms
-with 20 MB of weights, since those lie in the processor's caches by then; wider ones from 2.6 to 2.1 ms."""
+"""Fewest and most rounds of each kind in the second sweep. The two measured rounds of the first sweep made plain rounds
+look too slow beside others: after a pass of another width they get faster for some five rounds, 2.0, 1.6, 1.4, 1.3 and
+1.2 ms with 20 MB of weights, which lie in the processor's caches by then; wider ones from 2.6 to 2.1 ms."""
 _BLOCK, _BLOCKS = 3, 12
-"""Rounds of one width, and how often the width changes, to measure what a change costs. The rounds after a prompt say
-nothing of it, since more than the width is new there: by them a change cost 0.41 of a plain round where it cost 0.1."""
+"""Rounds of one width, and how many such blocks, to measure what a change of width costs. The rounds after a prompt
+don't show it, since more than the width is new there: by them a change cost 0.41 of a plain round, and it cost 0.1."""
 _TURNS = 3
-"""Times, at most, that plain rounds of one pass and of several are measured by turns, as long as `SECONDS` last: other
-work on the machine begins and ends within a tenth of a second. Measured once, in another tenth than rounds of one, they
-were taken to need 0.6 to 0.95 of such a round, which is 0.93."""
+"""Most times that plain rounds of one pass and of several passes are measured in turns, within `SECONDS`: other work on
+the machine comes and goes within a tenth of a second. Measured once each, a pass of several was estimated at 0.6 to
+0.95 of a round of one pass; it takes 0.93 of it."""
 _PROMPT = (1, 2, 3, 4)
 _SEED = 0x5EED_0F_CA11B
 
 
 class _Filler(Drafter):
-    """Drafts the same token always, `most` of them where it may: for the cost of verifying them."""
+    """Always drafts the same token, up to `most` times: to measure what verification costs."""
 
     name = "calibration"
     own_threads = True
@@ -84,7 +84,7 @@ def calibrate(
         limits: of the loops.
     """
     params = SamplingParams(temperature=1.0 if sampled else 0.0, max_new_tokens=256, ignore_eos=True)
-    several, limits = limits, replace(limits, plain_passes=1)  # rounds are measured one by one
+    several, limits = limits, replace(limits, plain_passes=1)  # all rounds but those of `_together` have one pass
     models = [at for at, free in enumerate(cascade.free) if not free]
     kinds: list[tuple[int, int]] = [(-1, 0), *((at, length) for length in _DRAFTED for at in models), (-1, _WIDE)]
     count = _IDLE + (0 if cascade.measured else _REPEATS)
@@ -110,16 +110,7 @@ def calibrate(
         by_turns = [0] * _BLOCK + [_WIDE] * _BLOCK
         rounds = [*_rounds(target, cascade, (-1, _WIDE), verifier, params, limits, _BLOCKS * _BLOCK, by_turns)]
         change = _change([seconds for seconds, _ in rounds])
-    together = None
-    if swept and (passes := passes_together(target, 1, several.plain_passes)) > 1:
-        counts = (limits, _MOST), (several, _IDLE + max(2, _LEAST // passes))
-        shares = []
-        turn = (_MOST + passes * counts[1][1]) * points[0][1]
-        for _ in range(max(1, min(_TURNS, int(SECONDS / turn)))):
-            one, more = ([*_rounds(target, cascade, (-1, 0), verifier, params, *each)] for each in counts)
-            if one[_LEAST:] and more[_IDLE:]:
-                shares.append(_plain(more[_IDLE:]) / _plain(one[_LEAST:]))
-        together = median(shares) if shares else None
+    together = _together(target, cascade, verifier, params, several, points[0][1]) if swept else None
     if (_IDLE + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS:
         rounds = [*_rounds(target, cascade, (-1, _WIDEST), verifier, params, limits, _IDLE + _REPEATS)][_IDLE:]
         if rounds:
@@ -127,26 +118,55 @@ def calibrate(
     cascade.measure(points, calls, change, together)
 
 
-def _change(seconds: AbstractSequence[float]) -> float:
-    """Seconds that a new width of passes costs, from rounds of two widths by turns, `_BLOCK` of each.
+def _together(
+    target: LanguageModel,
+    cascade: Cascade,
+    verifier: AnyVerifier,
+    params: SamplingParams,
+    limits: Limits,
+    plain_seconds: float,
+) -> float | None:
+    """Seconds of a pass in plain rounds of several passes, as a share of a plain round of one; None if not measured.
 
-    It is what all but the last round of a block take longer than that one. The first block is left out: there the
-    prompt's pass is the one before.
+    Args:
+        target, cascade, verifier: as in `calibrate`.
+        params: of the scratch requests.
+        limits: of the loops, with the most passes of a plain round.
+        plain_seconds: of a plain round of one pass.
+    """
+    passes = passes_together(target, 1, limits.plain_passes)
+    if passes == 1:
+        return None
+    counts = (replace(limits, plain_passes=1), _MOST), (limits, _IDLE + max(2, _LEAST // passes))
+    shares = []
+    turn_seconds = (_MOST + passes * counts[1][1]) * plain_seconds
+    for _ in range(max(1, min(_TURNS, int(SECONDS / turn_seconds)))):
+        one, more = ([*_rounds(target, cascade, (-1, 0), verifier, params, *each)] for each in counts)
+        if one[_LEAST:] and more[_IDLE:]:
+            shares.append(_pass_seconds(more[_IDLE:]) / _pass_seconds(one[_LEAST:]))
+    return median(shares) if shares else None
+
+
+def _change(seconds: AbstractSequence[float]) -> float:
+    """Seconds that a new width of passes costs, from rounds of two widths in turns, `_BLOCK` of each.
+
+    It is how much longer the rounds of a block take together than if each took as long as the block's last. The first
+    block is left out: the pass before it is the prompt's.
     """
     blocks = [seconds[at : at + _BLOCK] for at in range(_BLOCK, len(seconds) - _BLOCK + 1, _BLOCK)]
     return max(median(sum(block) - _BLOCK * block[-1] for block in blocks), 0.0) if blocks else 0.0
 
 
-def _plain(rounds: AbstractSequence[tuple[float, float]]) -> float:
-    """Seconds of a pass in such rounds, without what it takes to draft nothing."""
+def _pass_seconds(rounds: AbstractSequence[tuple[float, float]]) -> float:
+    """Median seconds of a pass in plain rounds (`_rounds`), without the drafter's part."""
     return median(seconds - drafting for seconds, drafting in rounds)
 
 
 def _typical(seconds: AbstractSequence[float]) -> float:
-    """The mean, to which a round that other work on the machine slows down adds no more than a third of the median.
+    """The mean, with each measurement limited to 4/3 of the median: other work on the machine slows some rounds down.
 
-    Not the least: a pass whose weights stay in the processor's caches is fast until other work throws them out. Of
-    fewer than four, one of which may have prepared what it needs, the least.
+    Not the least, since a pass whose weights are in the processor's caches is fast only until other work evicts them.
+    Of fewer than four measurements the least, since one of them may include a preparation that is made once.
     """
     if len(seconds) < _LEAST - _IDLE:
         return min(seconds)
@@ -164,10 +184,10 @@ def _rounds(
     count: int,
     by_turns: AbstractSequence[int] = (),
 ) -> Iterator[tuple[float, float]]:
-    """Rounds of a kind after a scratch prompt: seconds for each of their passes, and what the drafter took of these.
+    """Rounds of a kind after a scratch prompt: of each, the mean seconds of a pass, and the drafter's part of these.
 
     A kind is the index of a drafter, -1 for none, and a draft length. From the second round on, passes are not padded.
-    With `by_turns` rounds have these draft lengths, over and over.
+    With `by_turns`, the rounds have these draft lengths in turn, repeated.
     """
     at, length = kind
     filler = _Filler()

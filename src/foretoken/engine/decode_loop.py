@@ -1,4 +1,4 @@
-"""The decode loop: prefill, propose, score, verify, commit, emit; one round after another."""
+"""The decode loop: rounds of prefill, propose, score, verify, commit and emit, for the rows that `Scheduler` admits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DecodeLoop:
         drafter: what proposes; it follows rows that come and go by itself.
         num_speculative_tokens: most tokens that are drafted a round, or "auto" for what the policy chooses.
         cascade: the drafter under the policy, which chooses the draft lengths that are not fixed.
-        make_sampler: makes the sampler of the rows of these sequences; None takes their sampling parameters.
+        make_sampler: makes the sampler of the rows of some sequences; None takes their sampling parameters.
         limits: sizes at which work is split.
     """
 
@@ -68,8 +68,8 @@ class DecodeLoop:
         self.cascade = cascade
         self.lengths = DraftLengths(drafter, num_speculative_tokens)
         # A drafter that needs the target's hidden states of every token gets none of tokens that are copied.
-        shortest, repeats = limits.shortest_shared_prefix, self.lengths.matters
-        self._prefixes = PrefixCache(target, not drafter.hidden_layers, shortest, repeats)
+        shortest, reproducible = limits.shortest_shared_prefix, self.lengths.matters
+        self._prefixes = PrefixCache(target, not drafter.hidden_layers, shortest, reproducible)
         self._prefill = Prefill(target, drafter, self._prefixes, limits.prefill_tokens)
         self._make_sampler = make_sampler
         self._members: Membership | None = None
@@ -104,7 +104,8 @@ class DecodeLoop:
         """One round for every row whose prompt is cached; rows that finished with it, or were ended before, leave.
 
         Args:
-            told: somebody looks at what each round adds, or may end a request between two.
+            told: False where nobody reads the tokens of a round, or ends a request, before all requests are over: then
+                a plain round may have more passes (`Limits.untold_times`).
         """
         with self._turns:
             self._remove_finished()
@@ -144,12 +145,13 @@ class DecodeLoop:
             idle = sys.maxsize if never else drafter.idle_rounds() if any(limits) else 1
             passes = passes_of(self.target, members, idle, self.limits, told=told)
             if passes > 1:
-                return self._decode_plainly(members, passes, clock, None if never else drafter)
+                return self._plain_round(members, passes, clock, None if never else drafter)
             if any(limits) and drafter.may_rest:
                 most = passes_of(self.target, members, sys.maxsize, self.limits, told=told)
                 taking = Taking(self.target, members, most, clock)
                 if most > 1 and taking.by_token:
-                    return self._decode_on(taking, members, clock, _Decided(drafter, batch, drafted, limits))
+                    proposed = _EmptyProposal(drafter, batch, drafted, limits)
+                    return self._plain_round_and_rest(taking, members, clock, proposed)
         clock.turn_to("target")
         with self._memory_guard(self.target.name):
             logits, hidden = self._score(members, draft)
@@ -182,41 +184,44 @@ class DecodeLoop:
         drafter.observe_seconds(None if prefilled or forced else sum(seconds.values()) - learning)
         self._learning = clock.since_stop()
 
-    def _decode_plainly(self, members: Membership, passes: int, clock: RoundClock, drafter: Drafter | None) -> None:
+    def _plain_round(self, members: Membership, passes: int, clock: RoundClock, drafter: Drafter | None) -> None:
         """The rest of a round of several passes, in which nothing is drafted; no drafter for rows that never draft."""
         taking = Taking(self.target, members, passes, clock)
-        seconds = self._take(taking, members, clock)
+        seconds = self._run_passes(taking, members, clock)
         if drafter is not None:
             drafter.observe_idle(taking.done, taking.seconds_of(taking.done, seconds - self._learning))
         self._learning = clock.since_stop()
 
-    def _decode_on(self, taking: Taking, members: Membership, clock: RoundClock, decided: _Decided) -> None:
-        """The rest of a round of a row by itself in which nothing is drafted, and rounds after it that are idle.
+    def _plain_round_and_rest(
+        self, taking: Taking, members: Membership, clock: RoundClock, proposed: _EmptyProposal
+    ) -> None:
+        """The rest of a round of a single row in which nothing is drafted, and the idle rounds that follow it.
 
-        The drafter is told of the first one as soon as its token is known, and asked whether it is to be asked again.
+        The drafter observes the first pass as soon as its token is known, and says then how many idle rounds follow.
         """
-        told: float | None = None
+        observed_at: float | None = None  # seconds of the round
 
         def after_first(logits: Tensor, token: int) -> int:
-            nonlocal told
+            nonlocal observed_at
             clock.turn_to("drafter")
             with self._memory_guard(f"the drafter {self.drafter.name}"):
-                decided.observe(logits, token)
-                decided.drafter.observe_seconds(clock.so_far() - self._learning)
-                following = 0 if members.rows[0].stops_at(token) else decided.rest()
-            told = clock.so_far()
-            return following
+                proposed.observe(logits, token)
+                proposed.drafter.observe_seconds(clock.so_far() - self._learning)
+                idle = 0 if members.rows[0].stops_at(token) else proposed.rest()
+            observed_at = clock.so_far()
+            return idle
 
         taking.after_first = after_first
-        seconds = self._take(taking, members, clock)
-        if told is None:  # there was no token
-            decided.drafter.observe_seconds(seconds - self._learning)
+        seconds = self._run_passes(taking, members, clock)
+        if observed_at is None:  # there was no token
+            proposed.drafter.observe_seconds(seconds - self._learning)
         elif taking.done > 1:
-            decided.drafter.observe_idle(taking.done - 1, taking.seconds_of(taking.done - 1, seconds - told))
+            idle = taking.done - 1
+            proposed.drafter.observe_idle(idle, taking.seconds_of(idle, seconds - observed_at))
         self._learning = clock.since_stop()
 
-    def _take(self, taking: Taking, members: Membership, clock: RoundClock) -> float:
-        """The passes of a round of plain ones, and its end; its seconds."""
+    def _run_passes(self, taking: Taking, members: Membership, clock: RoundClock) -> float:
+        """Run the passes of a plain round, and end the round; returns its seconds."""
         with self._memory_guard(self.target.name):
             decode_plainly(taking, self.target, self._prefixes.cache, members, clock)
         if taking.verified is not None:
@@ -259,7 +264,7 @@ class DecodeLoop:
         return members.logits(scores.logits), tuple(map(members.from_slots, scores.hidden))
 
     def _commit(self, members: Membership, verified: Verified) -> Tensor:
-        """Keep root and accepted nodes in the target's KV cache: ``[B, D+1]`` int64, those nodes of each row."""
+        """Commit root and accepted nodes to the target's KV cache; returns these nodes of each row, ``[B, D+1]``."""
         depth = max(map(len, verified.accepted), default=0)
         path = int_tensor([[0, *nodes, *[0] * (depth - len(nodes))] for nodes in verified.accepted])
         counts = int_tensor([len(nodes) + 1 for nodes in verified.accepted])
@@ -270,7 +275,7 @@ class DecodeLoop:
         """Recompute copied prefixes that gave unusable logits; fail other rows with such logits."""
         recompute = []
         for at, row in enumerate(members.rows):
-            if verified.usable[at] or row.finished:  # what lies behind the end of an output does not matter
+            if verified.usable[at] or row.finished:  # logits after the end of an output do not matter
                 continue
             if verified.stuck[at]:
                 row.fail(row.stuck_error(), emitted=True)
@@ -297,8 +302,8 @@ class DecodeLoop:
 
 
 @dataclass(frozen=True)
-class _Decided:
-    """A proposal of nothing for a row by itself."""
+class _EmptyProposal:
+    """A drafter's empty proposal for a single row, with the arguments that it was asked with."""
 
     drafter: Drafter
     batch: Batch
@@ -306,7 +311,7 @@ class _Decided:
     limits: list[int]
 
     def observe(self, logits: Tensor, token: int) -> None:
-        """Tell the drafter of the token after the pass, whose logits the next one overwrites."""
+        """Let the drafter observe the round's token; the next pass overwrites the logits."""
         self.drafter.observe(self.batch, self.draft, Verdict.from_lists([[]], [token]), logits.clone())
 
     def rest(self) -> int:
@@ -315,7 +320,7 @@ class _Decided:
 
 
 class _MemoryGuard:
-    """Says what to do where memory runs out in a block.
+    """A context manager that turns errors of allocation into `OutOfMemory`, which says what to do.
 
     Args:
         name: of the model or drafter that computes there.
@@ -331,7 +336,7 @@ class _MemoryGuard:
         return
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, OutOfMemory) or not is_of_memory(error):
+        if error is None or isinstance(error, OutOfMemory) or not is_out_of_memory(error):
             return
         clear_frames(error.__traceback__)  # of a pass that failed, see `Scheduler.step`
         raise OutOfMemory(
@@ -342,7 +347,7 @@ class _MemoryGuard:
 
 
 def _stop(clock: RoundClock, members: Membership) -> dict[str, float]:
-    """Seconds of a round that is over, by part: its rows' statistics count them."""
+    """Stop a round's clock, and add its seconds by part, which are returned, to the statistics of its rows."""
     seconds = clock.stop()
     for row in members.rows:
         row.stats.add_seconds(seconds)
@@ -350,7 +355,7 @@ def _stop(clock: RoundClock, members: Membership) -> dict[str, float]:
 
 
 def _with_roots(roots: list[int], draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
-    """A draft and its roots for `LanguageModel.forward`: tokens and parents ``[B, N+1]``, counts ``[B]``."""
+    """Arguments of `LanguageModel.forward` for roots and draft: tokens and parents ``[B, N+1]``, counts ``[B]``."""
     tokens, parents, counts = draft.tokens, draft.parents, draft.counts
     if tokens.device.type == "cpu":  # a call of torch's takes several times as long as all this
         listed = draft.listed
@@ -370,7 +375,7 @@ def _pass_hidden_states(
     path: Tensor,
     hidden: AbstractSequence[Tensor],
 ) -> None:
-    """Give a drafter the hidden states of the root and the accepted nodes, as far as they became part of the sequence.
+    """Give a drafter the hidden states of the root and of the accepted nodes that became part of the sequence.
 
     Args:
         drafter: of the loop.
@@ -389,7 +394,7 @@ def _pass_hidden_states(
     drafter.observe_hidden(batch.sequences, [length - 1 for length in lengths], counts, states)
 
 
-def is_of_memory(error: BaseException) -> bool:
-    """Whether it says that memory ran out: an `OutOfMemory`, or what it is made of."""
-    told = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return told or isinstance(error, OutOfMemory | torch.OutOfMemoryError | MemoryError)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: an `OutOfMemory`, or an error that `_MemoryGuard` makes one of."""
+    by_message = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return by_message or isinstance(error, OutOfMemory | torch.OutOfMemoryError | MemoryError)

@@ -16,7 +16,7 @@ class Detokenizer:
 
     A token's bytes may end inside a character, and a tokenizer may decode a token differently at the start of a string;
     so new characters are the difference between two decodings that start a few tokens earlier. Where a tokenizer joins
-    the bytes of its tokens (`joins_bytes`), those of a token of whole characters behind others are its own.
+    the bytes of its tokens (`joins_bytes`), a token of whole characters that follows whole characters adds its own.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -39,9 +39,9 @@ class Detokenizer:
         self._pending = ""  # decoded and held back
         self.text = ""
         self.stopped = False
-        """A stop string was met; `text` ends before it."""
+        """Whether a stop string was found; `text` ends before it."""
         self.stop_string: str | None = None
-        """The one that was met."""
+        """The stop string that was found; None before."""
 
     def add(self, token: int, check_stop: bool = True) -> str:
         """Append a token; returns the characters that can't change any more."""
@@ -109,8 +109,8 @@ class Detokenizer:
 def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], skip_special: bool = True) -> str:
     """The characters that tokens add to the prompt's: for UTF-8 those of a `Detokenizer` without stop strings.
 
-    Of UTF-8 that ends inside a character, too: of bytes that are none some tokenizers show each as a broken character,
-    those of the whole characters before among them.
+    That holds for output that ends inside a character, too. Some tokenizers then decode each byte to a replacement
+    character, even those of the whole characters before: of both decodings the one with fewer of them is returned.
     """
     context = list(prompt[-_CONTEXT:])
     text = _decode(tokenizer, [*context, *tokens], skip_special)[len(_decode(tokenizer, context, skip_special)) :]
@@ -127,9 +127,9 @@ _TEXTS: WeakKeyDictionary[Any, dict[bool, dict[int, str]]] = WeakKeyDictionary()
 
 
 def _texts_of(tokenizer: Any, skip_special: bool) -> dict[int, str]:
-    """The strings of single tokens that were decoded so far; all that use the tokenizer share them.
+    """The strings of single tokens that were decoded so far, shared by all detokenizers of the tokenizer.
 
-    They stay as they are: a tokenizer that has decoded is not to be changed.
+    They are never updated: a tokenizer must not be changed after it has decoded a token.
     """
     try:
         of_tokenizer = _TEXTS.setdefault(tokenizer, {})

@@ -33,7 +33,7 @@ class DraftLengths:
         return None if length == AUTO else length
 
     def matters(self, row: Row) -> bool:
-        """Whether the request names a seed that would give another output with another draft."""
+        """Whether the request names a seed, and its output depends on the drafts (`Batch.reproducible`)."""
         params, verifier = row.sequence.params, row.verifier
         sampled = not (params.greedy and verifier.lossless) and not is_coupled(verifier)
         return sampled and params.seed is not None

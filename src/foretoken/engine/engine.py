@@ -146,7 +146,7 @@ class Engine:
 
     @property
     def num_speculative_tokens(self) -> int | Literal["auto"]:
-        """Most tokens that are drafted a round, from the next call on; requests that run keep theirs."""
+        """Most tokens that are drafted a round, from the next call on; running requests keep their value."""
         return self._loops.num_speculative_tokens
 
     @num_speculative_tokens.setter
@@ -155,10 +155,10 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """What proposes tokens, from the next call on; requests that run keep theirs.
+        """What proposes tokens, from the next call on; running requests keep their drafter.
 
-        Set to anything that `Engine` takes as one; the verifier stays. What was measured with the last one does not
-        count for the new one, and `cache_memory` holds for the new one's KV caches.
+        It may be set to anything that `Engine` takes as `drafter`; the verifier stays. Measurements of the previous
+        drafter do not apply to the new one, and `cache_memory` covers the new one's KV caches.
         """
         return self._loops.drafter
 
@@ -221,13 +221,13 @@ class Engine:
 
         Args:
             prompts: a string, a list of token ids, a list of chat messages, or a list of any of these.
-            params: how to sample: one for all, or one for each prompt; None as the target's makers want it
+            params: how to sample: one for all, or one for each prompt; None takes the defaults of the target's makers
                 (`LanguageModel.sampling_defaults`).
             n: completions of each prompt, the i-th with seed ``params.seed + i`` where a seed is named; their common
-                prompt is prefilled once. None for one completion that is no list.
-            prediction: what the output is expected to be, a string or token ids, to draft from it: a text that is to be
-                edited, for example. The output's distribution does not depend on it. For a list of prompts a list with
-                one, or None, for each.
+                prompt is prefilled once. None for one completion that is not in a list.
+            prediction: the expected output, a string or token ids, from which drafts are made: the text before an edit,
+                for example. The output's distribution does not depend on it. For a list of prompts a list with one, or
+                None, for each.
 
         Returns:
             A completion for one prompt, a list of them for a list; with `n`, a list of n completions in its place. In
@@ -266,7 +266,7 @@ class Engine:
             prompt: a string, a list of token ids, or a list of chat messages.
             params: as in `generate`.
             prediction: as in `generate`.
-            trace: also report each round's draft, with p and q of every draft token, and how it was decided.
+            trace: also report each round's draft, with p and q of every draft token, and how it was verified.
 
         Yields:
             One event a round, of one token or several; the last one holds the completion. Stop iterating to cancel.
@@ -302,8 +302,8 @@ class Engine:
             tree: ``"none"`` for drafts that do not branch; None for what the engine's drafter grows.
             prediction: as in `generate`.
             trace: see `stream`.
-            stream: have the text in events; else the completion alone may have it, which takes less time.
-            unknown: anything else is refused.
+            stream: put text into the events; False may put it into the completion alone, which takes less time.
+            unknown: other options; they are refused.
 
         Returns:
             The request: it can be cancelled, and has the completion once it is finished.
@@ -331,16 +331,16 @@ class Engine:
         return request
 
     def step(self) -> list[tuple[Request, StreamEvent]]:
-        """One round for the submitted requests; nothing where there are none.
+        """Decode one round of the submitted requests; does nothing where there are none.
 
         Requests join as rows become free (`max_batch_size`) and leave as they finish. Long prompts are prefilled a
         chunk a round beside the decoding of others.
 
         Returns:
-            What each request got that took part, its completion in its last event.
+            An event for each request that got tokens or ended; its last one has its completion.
 
         Raises:
-            OutOfMemory: the round did not fit; the running requests end with that error, those that wait stay.
+            OutOfMemory: the round did not fit; running requests end with that error, waiting ones stay.
         """
         if (scheduler := self._scheduler) is None:
             return []
@@ -355,11 +355,11 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """There are submitted requests that are not finished, so that `step` has something to do."""
+        """Whether there are submitted requests that are not finished, so that `step` has something to do."""
         return self._scheduler is not None and self._scheduler.busy
 
     def occupancy(self) -> Occupancy:
-        """What the submitted requests take up; another thread may call it meanwhile."""
+        """How many rows, and how much KV cache, the submitted requests take up; any thread may call it."""
         if (scheduler := self._scheduler) is None:
             return Occupancy()
         lengths = [len(row.sequence.tokens) + len(row.sequence.source or ()) for row in list(scheduler.loop.rows)]
@@ -367,30 +367,30 @@ class Engine:
         return Occupancy(len(lengths), scheduler.num_waiting, min(used / most, 1.0) if most else 0.0)
 
     def warm_up(self, *params: SamplingParams) -> None:
-        """Do now what the first request would wait for: compile, allocate, measure what drafts cost.
+        """Do now what the first request would wait for: compile, allocate, and measure costs of drafts.
 
         Args:
-            params: of the requests to come; none for sampled and greedy ones.
+            params: sampling parameters of the requests to come; without any, of a sampled and a greedy one.
 
         Raises:
             ForetokenError: such requests can't be served.
         """
-        self._loops.get_ready(self.verifier, params)
+        self._loops.decode_scratch(self.verifier, params)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
-        """Raise what `submit` would about tokens and parameters, but for a grammar; from any thread, at any time."""
+        """Raise what `submit` would raise about tokens and parameters, grammars excepted; any thread may call it."""
         self._loops.check(prompt, params, self.verifier)
 
     def release(self) -> None:
-        """Drop the KV cache that was kept for the next call; see `reuse_prefixes`."""
+        """Free the KV cache that is kept for the next call; see `reuse_prefixes`."""
         self._loops.release()
 
     def decode_loop(self, make_sampler: MakeSampler | None = None) -> DecodeLoop:
-        """The loop itself, without rows yet, for callers that have requests of their own kind.
+        """A new decode loop without rows, for callers that have requests of their own kind.
 
         Args:
-            make_sampler: makes what turns logits into distributions, for rows of these sequences; None uses their
-                sampling parameters.
+            make_sampler: makes the sampler, which turns logits into distributions, for the rows of some sequences; None
+                uses their sampling parameters.
         """
         for drawn in (True, False):  # the rows to come are not known
             self._loops.warm_up(drawn)

@@ -1,4 +1,4 @@
-"""Tokens that grammars force: a draft that needs no drafter. They go before the drafter's own tokens."""
+"""Tokens that grammars force: a draft that needs no drafter, put before the drafter's own tokens."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from foretoken.randomness import seed_with
 from foretoken.sampling import GrammarCompiler, SamplingParams
 from foretoken.verify import AnyVerifier, is_coupled
 
-_READY_TOKENS = 8  # rounds with and without drafts, so that a first request finds nothing to be allocated
+_READY_TOKENS = 8  # enough for rounds with and without drafts, so that a first request has nothing to allocate
 
 
 class Loops:
@@ -37,10 +37,10 @@ class Loops:
 
     Args:
         target: the model whose distribution the output has.
-        reuse_prefixes: keep loops at all.
+        reuse_prefixes: whether loops are kept at all.
         cache_memory: most bytes for the KV caches of all loops together; None for no limit.
         vocab: as in `Engine`, of drafters that are made here.
-        load_options: the same.
+        load_options: of drafters that are loaded here, as in `Engine`.
         limits: of the loops.
 
     Attributes:
@@ -67,7 +67,7 @@ class Loops:
     ) -> None:
         self.limits = limits
         self.target = target
-        release_threads()  # of who loaded it
+        release_threads()  # that loading the target has started
         self.reuse_prefixes, self._vocab, self._load_options = reuse_prefixes, vocab, load_options or {}
         self.budget = None if cache_memory is None else Budget(cache_memory, [target])
         self._idle: DecodeLoop | None = None
@@ -87,13 +87,13 @@ class Loops:
         self._calibrated: set[bool] = set()  # whether for sampled requests, whether for greedy ones
         self._warm: set[bool] = set()  # whether for drawn draft tokens, whether for chosen ones
         self._verifies = False  # whether the target has what its passes over drafts need
-        if self.budget is not None:  # what runs goes on holding its share of the same memory
+        if self.budget is not None:  # running requests still hold their share of the same memory
             self.budget.models = [self.target, *made.models]
 
     def prepare(self, row: Row) -> None:
-        """Before the first request of a kind, compile what its drafts need; measure what they cost if that matters.
+        """Before the first request of a kind, compile what its drafts need, and measure costs if the policy uses them.
 
-        A request that can't be drafted for waits for neither.
+        Both are skipped for a request that can't be drafted for.
         """
         length = self.num_speculative_tokens if row.num_speculative_tokens is None else row.num_speculative_tokens
         if length == 0 or row.max_accepted == 0:
@@ -108,8 +108,8 @@ class Loops:
             self._calibrated.add(sampled)
             calibrate(self.target, self.cascade, row.verifier, sampled=sampled, limits=self.limits)
 
-    def get_ready(self, verifier: AnyVerifier, params: Sequence[SamplingParams]) -> None:
-        """Decode a few tokens in a loop of its own, which is not kept; see `Engine.warm_up`."""
+    def decode_scratch(self, verifier: AnyVerifier, params: Sequence[SamplingParams]) -> None:
+        """Decode a few tokens in a loop that is not kept; see `Engine.warm_up`."""
         params = tuple(map(check_is_params, params)) or (SamplingParams(), SamplingParams(temperature=0.0))
         # Graphs for a row by itself come first: what drafts cost is measured with what will run.
         self.target.warm_up(self.drafter.hidden_layers, alone=True)
@@ -153,7 +153,7 @@ class Loops:
         prompt, params, prediction = request
         sequence = make_sequence(self.target, prompt, params, prediction, self.limits)
         if sequence.prediction and not is_coupled(verifier):
-            # It may be what the same prompt and seed gave before: drafts must not depend on the uniforms of this time.
+            # It may be an output of this very prompt and seed: drafts must not depend on the uniforms that verify them.
             sequence.seed = seed_with(sequence.seed, sequence.prediction)
         matcher = self.grammars.matcher(params.grammar) if params.grammar is not None else None
         row = Row(sequence, self.target, stream, verifier=verifier, matcher=matcher)
@@ -171,7 +171,7 @@ class Loops:
             self.budget.check(row.max_length)
 
     def complete(self, requests: Sequence[RequestArgs], verifier: AnyVerifier, max_batch_size: int) -> list[Completion]:
-        """Serve requests together, to their ends; one that can't be served has its error."""
+        """Decode requests together until all are finished; one that can't be served gets its error."""
         results: list[Completion | Row] = []
         for request in requests:
             try:
@@ -200,7 +200,7 @@ class Loops:
                     if not scheduler.busy:
                         self.put_back(loop)
                     yield event
-        finally:  # nobody may want the rest
+        finally:  # the caller may have stopped iterating
             release_threads()
 
     def warm_up(self, drawn: bool) -> None:
@@ -221,7 +221,7 @@ class Loops:
         )
 
     def take(self) -> DecodeLoop:
-        """A loop without rows: the one of the last call, unless someone has it or a setting has changed since."""
+        """A loop without rows: that of the last call, unless another call has it or a setting has changed since."""
         with self._taking:
             loop, self._idle = self._idle, None
         if loop is None or (loop.drafter, loop.lengths.num_speculative_tokens, loop.cascade) != (
@@ -233,14 +233,14 @@ class Loops:
         return loop
 
     def put_back(self, loop: DecodeLoop) -> None:
-        """Keep a loop whose rows have left for the next call."""
+        """Keep a loop, whose rows have left, for the next call."""
         if not (self.reuse_prefixes and self.target.shares_prefixes):
             return
         if self.budget is None:
             self._idle = loop
             return
         with self.budget.changes:
-            # Nothing is kept beside what others hold or wait for.
+            # Its memory belongs to those who hold or wait for some.
             if not self.budget.held() and not self.budget.waiting:
                 self._idle = loop
 
@@ -256,11 +256,11 @@ class Loops:
         return self.target.cache_bytes(lengths), self.target.cache_bytes(most)
 
     def reuse(self, wanted: bool) -> None:
-        """Keep the target's KV cache between calls from now on, or not, and nothing that was kept."""
+        """Whether to keep the target's KV cache between calls from now on; if not, free what is kept."""
         self.reuse_prefixes = wanted
         if not wanted:
             self.release()
 
     def release(self) -> None:
-        """Drop what is kept."""
+        """Free the KV cache that is kept."""
         self._idle = None

@@ -20,7 +20,7 @@ from foretoken.sequence import Sequence
 from foretoken.verify import is_coupled
 
 MakeSampler = Callable[[AbstractSequence[Sequence]], Sampler]
-"""Makes what turns logits into distributions, for rows of these sequences."""
+"""Makes the sampler, which turns logits into distributions, for the rows of these sequences."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Membership:
             target: the model.
             lengths: draft lengths.
             make_sampler: None takes the rows' sampling parameters.
-            device: where logits are looked at; None for the target's own.
+            device: where logits are processed; None for the target's own.
         """
         sequences = [row.sequence for row in rows]
         fixed = tuple(map(lengths.fixed, rows))
@@ -136,7 +136,7 @@ class Membership:
         """The logits of a pass over all rows of the KV cache, ``[B, N, V]`` of the rows that take part."""
         assert scores is not None
         logits, device = self.from_slots(scores), self.sampler.device
-        if device.type == "cpu" and logits.is_cpu:  # a device of a tensor's is made each time that it is asked for
+        if device.type == "cpu" and logits.is_cpu:  # `logits.device` makes a new object at each access
             return logits
         return logits if logits.device.type == device.type else moved(logits.float(), device)
 

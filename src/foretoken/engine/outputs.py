@@ -12,6 +12,7 @@ Origin = Literal["accepted", "residual", "bonus", "target"]
 whole accepted draft; the target's own token where nothing was drafted."""
 
 PARTS = ("drafter", "target", "verification", "other")
+"""Parts of a round, for `DecodeStats.seconds`."""
 
 
 @dataclass
@@ -23,15 +24,15 @@ class DecodeStats:
         drafts: rounds in which at least one token was drafted.
         emitted: tokens generated.
         drafted: tokens that were proposed and scored.
-        accepted: those of them that were accepted.
+        accepted: drafted tokens that were accepted.
         drafted_by_position: tokens proposed at depth 1, 2, … of the draft.
         accepted_by_position: tokens accepted at depth 1, 2, ….
         drafted_prediction: those of `drafted` that were copied from the request's prediction.
-        accepted_prediction: those of them that were accepted.
+        accepted_prediction: those of `drafted_prediction` that were accepted.
         seconds: wall-clock time of the rounds that the request took part in, by part: ``drafter``, ``target``,
             ``verification`` (sampling parameters and drawing) and ``other`` (everything else). Rows of one batch
             share their rounds, and so their seconds.
-        cached: tokens of the prompt whose keys and values were copied from another prompt's, and not computed.
+        cached: tokens of the prompt whose keys and values were copied from another request's instead of computed.
     """
 
     rounds: int = 0
@@ -135,13 +136,13 @@ class DecodeStats:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What an engine's submitted requests take up at a moment.
+    """How much of an engine its submitted requests take up at one moment.
 
     Attributes:
-        running: requests that are decoded.
+        running: requests that are being decoded.
         waiting: requests that wait for a row, or for memory.
-        cache_usage: KV cache of those that run / `cache_memory`, or, without a limit, what `max_batch_size` rows of the
-            model's whole context would take; 0 to 1.
+        cache_usage: KV cache of the running ones / `cache_memory`, or, without that limit, / the KV cache of
+            `max_batch_size` rows of the model's whole context; 0 to 1.
     """
 
     running: int = 0
@@ -199,7 +200,7 @@ class DraftedToken:
     p: float
     """The target's probability of the token at its node, sampling parameters applied."""
     q: float
-    """The drafter's; 1 for a token that was chosen, not drawn."""
+    """The drafter's probability of it; 1 for a token that was chosen, not drawn."""
     parent: int
     """Node number of the token before it in the draft; 0 for the root, the last token of the sequence. The tokens of a
     draft are nodes 1, 2, …, in order."""
@@ -220,7 +221,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RoundTrace:
-    """How a round of one request was decided; see `foretoken.verify` for the two distributions and their uniforms.
+    """How a round of one request was verified; see `foretoken.verify` for the two distributions and their uniforms.
 
     Attributes:
         rule: ``rejection`` draws the node to stop at and the token after it; ``greedy`` and ``coupled`` accept what the
@@ -271,7 +272,7 @@ class StreamEvent:
     Attributes:
         pieces: the new tokens, in order.
         drafted: the round's draft; filled with ``trace=True`` only.
-        trace: how the round was decided; likewise, and None where it was not decided because its scores were unusable.
+        trace: how the round was verified; with ``trace=True`` only, and None where its logits were unusable.
         stats: the request's statistics so far (the same object in every event).
         completion: the whole result, in the last event only.
         logprobs: one entry a piece where `SamplingParams.logprobs` asked for them, else None.

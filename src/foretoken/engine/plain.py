@@ -1,8 +1,8 @@
 """Plain rounds of several passes: one after another, with nothing but the choice of their tokens between them.
 
-What a round does besides takes as long as a third of a small model's pass: drafters are asked and told, the KV cache is
-committed, events are handed over. A round in which nothing is drafted may do that once for several tokens. They are the
-tokens that rounds of one pass would have given, with the same uniforms.
+What a round does besides its pass takes as long as a third of a small model's pass: it asks drafters and lets them
+observe, commits the KV cache, and hands events over. A round in which nothing is drafted may do that once for several
+tokens. They are the tokens that rounds of one pass would have given, with the same uniforms.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from foretoken.verify import is_coupled
 
 
 def passes_of(target: LanguageModel, members: Membership, idle: int, limits: Limits, *, told: bool = True) -> int:
-    """How many passes a round takes in which nothing is drafted.
+    """How many passes a round has in which nothing is drafted.
 
-    Nothing here depends on a clock. A row's first token is told at once.
+    Nothing here depends on a clock. A row's first token is emitted at once, in a round of one pass.
 
     Args:
         target: the model.
@@ -51,12 +51,12 @@ def passes_of(target: LanguageModel, members: Membership, idle: int, limits: Lim
 
 
 def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members: Membership, clock: RoundClock) -> None:
-    """Passes, each followed by the token that it gives each row.
+    """Run passes, and choose each row's token after each of them.
 
-    The round ends early with a row that finishes, or whose scores are of no use.
+    The round ends early with a row that finishes, or whose logits are unusable.
 
     Args:
-        taking: takes these tokens; has the results afterwards.
+        taking: chooses the tokens; has the results afterwards.
         target: the model.
         cache: its KV cache, without tentative nodes.
         members: the rows of the round.
@@ -65,7 +65,7 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
     rows = members.rows
     clock.turn_to("target")
     taking.started = perf_counter()
-    # The pass before may have left the width of these wide: of several rows, or where there is no drafter to plan it.
+    # The pass before may have left these passes wide: one of several rows, or one that no drafter has planned.
     if (widths := target.pass_widths(())) is not None:
         widths.leave(len(rows), taking.most)
     try:
@@ -79,7 +79,7 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
                 logits = target.forward(members.to_slots(roots), members.to_slots(above), counts, cache).logits
                 if not taking.take(logits):
                     break
-    finally:  # after an error of the target's, too, the rows have the tokens before it
+    finally:  # after an error of the target, too, the rows get the tokens before it
         taking.hand_over()
     clock.turn_to("target")
     path = int_tensor([list(range(taking.done))] * len(rows))
@@ -88,25 +88,25 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
 
 
 class Taking:
-    """Takes the tokens of a round's passes, one pass after another, and hands them to the rows.
+    """Chooses the tokens after each of a round's passes, and hands them to the rows.
 
-    Rows that end by their tokens alone get them at the end of the round: all that is done between two passes finds the
-    processor's caches empty, and takes two to three times as long as in a row.
+    Rows that end by their tokens alone get them at the end of the round: work between two passes finds its data
+    evicted from the processor's caches, and takes two to three times as long as the same work done at once.
 
     Args:
         target: the model.
         members: the rows of the round.
         most: passes.
-        clock: of the round; it counts the target's part while no token is taken.
+        clock: of the round; it counts the target's part while no token is chosen.
 
     Attributes:
-        most: passes.
-        after_first: of a row by itself that `by_token` is True for: called with the first pass's logits ``[1, 1, V]``
-            and token, which the row has not got yet; gives the passes that may follow. None where all of them may.
-        done: passes whose tokens were taken.
-        started, begun, ended: when the first pass began, and the tokens of the first and of the last one were taken, by
-            `perf_counter`; 0 before. What `after_first` does counts as the first pass's.
-        verified: the last pass's result, None where it had nothing to tell but tokens.
+        most: most passes.
+        after_first: only where `by_token` is True: called with the first pass's logits ``[1, 1, V]`` and token, which
+            the row has not got yet; returns how many passes may follow. None where all may.
+        done: passes whose tokens were chosen.
+        started, begun, ended: when the first pass began, and when the tokens of the first and of the last pass were
+            chosen, by `perf_counter`; 0 before. The time of `after_first` counts as the first pass's.
+        verified: the last pass's result where it went through `verify_round`, else None.
     """
 
     def __init__(self, target: LanguageModel, members: Membership, most: int, clock: RoundClock) -> None:
@@ -125,15 +125,15 @@ class Taking:
 
     @property
     def by_token(self) -> bool:
-        """Whether the tokens are those of a row by itself, chosen without a verdict and added in any number."""
+        """Whether there is a single row, whose tokens are chosen without a verdict and may be added later."""
         return self._choose_one is not None
 
     def seconds_of(self, passes: int, spent: float) -> float:
-        """Seconds that so many passes take in plain decoding; those `spent` where none followed the first one.
+        """Seconds that so many passes take in plain decoding; the seconds `spent` where there was one pass alone.
 
-        The first pass of a round is slower than those behind it: what it reads left the processor's caches, and its
-        width may be a new one. Plain decoding has one in each round (`passes_together`); where drafts lie between plain
-        passes, they come with every few of them.
+        The first pass of a round is slower than the others: its weights have left the processor's caches, and its
+        width may be new. Plain decoding has one such pass in each round of `passes_together` passes; with drafts in
+        between they are more frequent.
         """
         if self.done < 2:
             return spent
@@ -142,14 +142,14 @@ class Taking:
         return passes * (each + max(self.begun - self.started - each, 0.0) / usual)
 
     def roots(self) -> list[int]:
-        """Each row's last token, whether it has got it or not."""
+        """Each row's last token, handed over or not."""
         return [
             later[-1] if later else sequence.tokens[-1]
             for later, sequence in zip(self._later, self._members.sequences, strict=True)
         ]
 
     def next_of_row(self, scores: Tensor) -> int | None:
-        """`take` for a row by itself: the root of its next pass, None if there is to be none."""
+        """`take` for a single row: the root of its next pass, None if there is none."""
         row = self._members.rows[0]
         if self._choose_one is None:
             return self.roots()[0] if self.take(scores) else None
@@ -168,7 +168,7 @@ class Taking:
         return None if self.done >= self.most or row.stops_at(token) or row.finished else token
 
     def take(self, scores: Tensor | None) -> bool:
-        """Take the tokens after a pass, whose logits are ``[B, 1, V]`` with all slots: whether passes may follow."""
+        """Choose the tokens after a pass with logits ``[B, 1, V]`` of all slots; returns whether passes may follow."""
         clock, rows = self._clock, self._members.rows
         clock.turn_to("verification")
         logits = self._members.logits(scores)
@@ -187,13 +187,13 @@ class Taking:
         return goes_on and self.done < self.most and not any(row.finished for row in rows)
 
     def _count(self) -> None:
-        """The tokens of one more pass were taken."""
+        """Count one more pass, whose tokens were chosen."""
         self.done += 1
         self.ended = perf_counter()
         self.begun = self.begun or self.ended
 
     def _verify(self, logits: Tensor) -> bool:
-        """Take the tokens of one more pass by its verdict: whether all of its scores are of use."""
+        """Choose the tokens of a pass by a verdict; returns whether all of its logits are usable."""
         self.hand_over()
         self._clock.turn_to("verification")
         members = self._members
@@ -206,19 +206,18 @@ class Taking:
         return all(verified.usable)
 
     def hand_over(self) -> None:
-        """Give the rows the tokens that they did not get yet."""
+        """Give the rows the tokens that they have not got yet."""
         self._clock.turn_to("other")
         for at, row in enumerate(self._members.rows):
-            tokens, self._later[at] = self._later[at], []  # so that one that fails is not given them twice
+            tokens, self._later[at] = self._later[at], []  # first, so that a row that fails does not get them twice
             if tokens:
                 emit_plain(row, tokens, more=self.done > len(tokens))
 
 
 def _chooser(members: Membership, most: int) -> _Best | _Draws | None:
-    """Chooses the tokens of `verify_round` from the logits of a pass, in a fraction of the time.
+    """What chooses the same tokens as `verify_round` from the logits of a pass, in a fraction of the time.
 
-    None where more is wanted of the logits. Of greedy rows all lossless verifiers take the best tokens, coupled ones
-    too.
+    None where rows need more than that. In greedy rows all lossless verifiers take the best tokens, coupled ones too.
 
     Args:
         members: the rows of the round.
@@ -238,17 +237,17 @@ def _chooser(members: Membership, most: int) -> _Best | _Draws | None:
 
 
 class _Best:
-    """Gives the best tokens."""
+    """Chooses the most probable tokens."""
 
     def __init__(self) -> None:
         self._row = RowBest()
 
     def __call__(self, logits: Tensor, done: int) -> list[int] | None:
-        """Each row's token for the logits ``[B, 1, V]`` of a pass and its number; None where some are of no use."""
+        """Each row's token, from the logits ``[B, 1, V]`` of pass number `done`; None where some are unusable."""
         return best_tokens(logits)
 
     def of_row(self, logits: Tensor, done: int) -> int | None:
-        """The same for a row by itself, ``[1, 1, V]`` on the CPU."""
+        """The same for a single row, ``[1, 1, V]`` on the CPU."""
         return self._row.best(logits)
 
 
@@ -286,7 +285,7 @@ class _Draws:
 
     def _uniforms_of(self, done: int) -> list[float]:
         """Each row's uniform for the token after this pass: that of `verdict_uniforms` for a round without drafts."""
-        if done < 2:  # one for the first pass, which may be the only one; then those of all others
+        if done < 2:  # one for the first pass, which may be the only one, then those of all others at once
             count = self._most - done if done else 1
             positions = [length + done for length in self._lengths]
             self._uniforms = uniforms_ahead(self._seeds, positions, count, int(Stream.NEXT))

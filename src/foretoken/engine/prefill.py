@@ -21,13 +21,13 @@ class Prefill:
     def __init__(self, model: LanguageModel, drafter: Drafter, prefixes: PrefixCache, chunk: int) -> None:
         self._model, self._drafter, self._prefixes, self._chunk = model, drafter, prefixes, chunk
         self._joins_decode = model.prefills_with_decode and not drafter.hidden_layers
-        self._ready = -1  # the version of `prefixes` in which all rows were ready: what decodes stays so
+        self._ready = -1  # the version of `prefixes` in which all rows were ready; decoding rows stay ready
 
     def run(self) -> tuple[list[int], bool]:
         """Prefill until at least one row is ready: one chunk a round while others decode.
 
         Returns:
-            The rows that are ready: only their roots are missing in the KV cache, which the round itself scores; and
+            The rows that are ready, whose KV cache lacks nothing but the root, which the round itself scores; and
             whether there was anything to prefill.
         """
         if self._ready == self._prefixes.version:

@@ -27,7 +27,7 @@ class _Slot:
         donor: the slot whose prefix this one copies as soon as it is cached; None if it waits for none.
         shared: tokens of that prefix.
         is_fresh_copy: it began with a copy, and no round has shown that the copy is good.
-        plain: tokens from the first on whose keys and values are those of passes over a prompt.
+        prefilled: leading tokens whose keys and values were computed by passes over a prompt.
     """
 
     tokens: list[int]
@@ -35,7 +35,7 @@ class _Slot:
     donor: _Slot | None = None
     shared: int = 0
     is_fresh_copy: bool = False
-    plain: int = 0
+    prefilled: int = 0
 
 
 class PrefixCache:
@@ -46,15 +46,15 @@ class PrefixCache:
     before it in the list, and leaving keeps the order: so no two wait for each other, and the first waits for none.
     When the last request has left, its cache rows stay until others join, which may copy from them.
 
-    Keys and values are rounded otherwise where tokens were decoded than where they were part of a prompt. So a request
-    whose seed must give one output copies those of prompts alone, and less than all of its own: its last pass is then
-    rounded as if nothing had been copied (`WIDE`).
+    Keys and values of decoded tokens are rounded differently from those of prompt tokens. So a request whose seed must
+    give one output copies those of prompt tokens alone, and not up to the end of its prompt: its last pass over the
+    prompt is then rounded as if nothing had been copied (`WIDE`).
 
     Args:
         model: whose KV cache it is.
         shares: whether prefixes are copied at all.
         min_shared_prefix: fewest tokens that are copied.
-        repeats: whether a request's seed must give one output.
+        reproducible: whether a request's seed must give one output.
 
     Attributes:
         cache: the KV cache; row i belongs to ``rows[i]`` while there are rows.
@@ -67,12 +67,12 @@ class PrefixCache:
         model: LanguageModel,
         shares: bool,
         min_shared_prefix: int = DEFAULT_LIMITS.shortest_shared_prefix,
-        repeats: Callable[[Row], bool] = lambda row: False,
+        reproducible: Callable[[Row], bool] = lambda row: False,
     ) -> None:
         self._model = model
         self._shares = shares and model.shares_prefixes
         self._min_shared_prefix = min_shared_prefix
-        self._repeats = repeats
+        self._reproducible = reproducible
         self.clear()
 
     def clear(self) -> None:
@@ -90,9 +90,9 @@ class PrefixCache:
         for row in rows:
             slot = _Slot(row.sequence.tokens if row.sequence.source is None else [], row)
             donor, shared = self._best_donor(slot, [*self._slots, *joined], lengths)
-            slot.plain = max(0, len(slot.tokens) - WIDE)
-            if donor is not None and shared > donor.plain:
-                slot.plain = min(slot.plain, donor.plain)
+            slot.prefilled = max(0, len(slot.tokens) - WIDE)
+            if donor is not None and shared > donor.prefilled:
+                slot.prefilled = min(slot.prefilled, donor.prefilled)
             if donor is not None and lengths.get(donor, 0) >= shared:
                 slot.is_fresh_copy, row.stats.cached = True, shared
                 sources.append((donor, shared))
@@ -110,14 +110,14 @@ class PrefixCache:
         best: tuple[_Slot | None, int] = None, 0
         if not self._shares or len(slot.tokens) <= self._min_shared_prefix:
             return best
-        repeats = slot.row is not None and self._repeats(slot.row)
-        most = len(slot.tokens) - (WIDE if repeats else 1)
+        reproducible = slot.row is not None and self._reproducible(slot.row)
+        most = len(slot.tokens) - (WIDE if reproducible else 1)
         for other in others:
             shared = min(shared_prefix_length(slot.tokens, other.tokens, self._min_shared_prefix), most)
             if other.row is None:  # it will cache no more
                 shared = min(shared, lengths[other])
-            if repeats:
-                shared = min(shared, other.plain)
+            if reproducible:
+                shared = min(shared, other.prefilled)
             if shared >= self._min_shared_prefix and shared > best[1]:
                 best = other, shared
                 if shared == most:  # no other slot shares more

@@ -21,8 +21,8 @@ _MOST_TOKENS = 512
 class PromptScores:
     """Scores a prompt a pass at a time, so that rounds of other requests can go between.
 
-    Of the raw scores, as `SamplingParams.logprobs` has them for outputs. The first token follows nothing, and has
-    no score.
+    Log-probabilities are those of the raw logits, as with `SamplingParams.logprobs` for outputs. The first token
+    follows nothing, and has none.
 
     Args:
         model: the target; one that continues its prompt.
@@ -61,16 +61,16 @@ class PromptScores:
 
 
 class Scoring:
-    """A prompt that somebody waits to have scored by the engine's thread.
+    """A prompt to be scored by the engine's thread, a pass at a time.
 
     Args:
         tokens: of the prompt.
         top: see `PromptScores`.
-        tell: is called with the scores, or with an error, on that thread.
+        tell: called with the scores, or with an error, on that thread.
 
     Attributes:
         wanted: set it to False to have the scoring end early.
-        failure: the error that it ended with, which `step` does not tell: it may be the engine's end; None without one.
+        failure: the error that it ended with, None without one. `step` does not `tell` it: it may end the engine.
     """
 
     def __init__(self, tokens: Sequence[int], top: int, tell: Callable[[list[TokenLogprob] | Exception], None]) -> None:
@@ -82,7 +82,7 @@ class Scoring:
         self._scores: PromptScores | None = None
 
     def step(self, model: LanguageModel) -> bool:
-        """One pass, on the engine's thread; whether that was the last one, or nobody waits any more."""
+        """Run one pass, on the engine's thread; returns whether that was the last one, or nobody waits any more."""
         if not self.wanted:
             return True
         try:

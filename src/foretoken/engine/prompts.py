@@ -26,10 +26,11 @@ PredictedOutput = str | AbstractSequence[int]
 """What a request's output is expected to be: a string, or token ids."""
 
 _SHRINKS = 4
+"""Times the characters of its longest token that a token may stand for: see `_check_size`."""
 
 
 class ReadsPrompts(Protocol):
-    """What prompts are made for: a target, or what is known of one that another process has. As `LanguageModel`."""
+    """What prompts need of a target: a `LanguageModel`, or a description of one that another process has."""
 
     @property
     def name(self) -> str:
@@ -57,7 +58,7 @@ class ReadsPrompts(Protocol):
 
 
 _LONGEST: WeakKeyDictionary[ReadsPrompts, int] = WeakKeyDictionary()
-"""Of models whose longest token was asked for."""
+"""Characters of the longest token, by model."""
 
 
 def is_single(prompts: Prompt | AbstractSequence[Prompt]) -> TypeGuard[Prompt]:
@@ -131,7 +132,7 @@ def make_sequence(
 
 
 def check_is_params(params: object) -> SamplingParams:
-    """See to it that parameters are parameters.
+    """The parameters, checked to be `SamplingParams`.
 
     Raises:
         ParameterError: they are not.

@@ -1,4 +1,4 @@
-"""What is recorded of a round: emitted tokens and their origins, log-probabilities, seconds."""
+"""Recording of a round: its tokens and their origins go to the rows, with log-probabilities and seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foretoken.engine.verification import Verified
 
 
 class RoundClock:
-    """Wall-clock seconds of the current round, by part: what nobody claims is ``other``.
+    """Wall-clock seconds of the current round, by part; time before the first `turn_to` is ``other``.
 
     Args:
         learning: seconds that drafters took after the round before, which count as theirs in this one.
@@ -26,7 +26,7 @@ class RoundClock:
         self._part, self._since = "other", perf_counter()
 
     def turn_to(self, part: str) -> None:
-        """Count what comes as this part's."""
+        """Count the time from now on as this part's."""
         now = perf_counter()
         self._seconds[self._part] += now - self._since
         self._part, self._since = part, now
@@ -37,12 +37,12 @@ class RoundClock:
         return sum(self._seconds.values())
 
     def stop(self) -> dict[str, float]:
-        """Seconds by part."""
+        """Stop, and return the seconds by part."""
         self.turn_to("other")
         return self._seconds
 
     def since_stop(self) -> float:
-        """Seconds since then."""
+        """Seconds since `stop`."""
         return perf_counter() - self._since
 
 
@@ -50,7 +50,7 @@ _PLAIN: tuple[Origin, ...] = ("target",)
 
 
 def emit_plain(row: Row, tokens: AbstractSequence[int], *, more: bool = False) -> None:
-    """Append tokens of the target's own to a row, each of a pass for which nothing was drafted; `more` as in `emit`."""
+    """Append the target's own tokens of passes without a draft, one each, to a row; `more` as in `emit`."""
     taken = row.extend(tokens, _PLAIN * len(tokens), more=more)
     row.stats.record((), 0, taken, rounds=taken)
 
@@ -69,11 +69,11 @@ def emit(
     Args:
         rows: of the round.
         draft: what was verified.
-        verified: which tokens were accepted; of rows that met scores that are of no use, those before them.
+        verified: which tokens were accepted; of rows with unusable logits, those before these.
         logits: ``[B, N+1, V]``, the target's, for log-probabilities.
         forced: of each row, the tokens that its draft begins with because its grammar forces them; empty for
             none.
-        more: these tokens go to the event that has the ones before.
+        more: put these tokens into the event of the tokens before them.
     """
     tokens, parents, counts = draft.listed
     depths = None if draft.is_chain else draft.depths().tolist()

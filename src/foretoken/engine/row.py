@@ -1,4 +1,4 @@
-"""Row: a request while it is being decoded, and where it stops."""
+"""Row: a request while it is being decoded, with its tokens, statistics and stop rules."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Row:
     Args:
         sequence: its tokens, which the row extends.
         model: the target.
-        stream: make the pieces of a stream with every round.
-        trace: keep how each round was decided, in `drafted` and `traced`.
+        stream: decode the text of every round, for events.
         verifier: of this request.
-        num_speculative_tokens: of this request alone; None for the engine's.
-        matcher: follows the output through the request's grammar; None where it has none.
+        matcher: the position of the output in the request's grammar; None where it has none.
 
     Attributes:
+        trace: whether each round's draft and how it was verified are kept, in `drafted` and `traced`.
+        num_speculative_tokens: of this request alone; None for the engine's.
         stats: statistics so far.
         finish_reason: why it ended; None while it runs.
         error: what it failed with.
@@ -44,7 +44,7 @@ class Row:
         chains: drafts may not branch.
         logprobs: one entry an emitted token; None if `SamplingParams.logprobs` is None.
         drafted: the last round's draft, where it is traced.
-        traced: how that was decided.
+        traced: how that draft was verified.
     """
 
     def __init__(
@@ -54,15 +54,13 @@ class Row:
         stream: bool = False,
         *,
         verifier: AnyVerifier,
-        trace: bool = False,
-        num_speculative_tokens: int | Literal["auto"] | None = None,
         matcher: GrammarMatcher | None = None,
     ) -> None:
         self.sequence = sequence
         self.matcher = matcher
         self.verifier = verifier
-        self.trace = trace
-        self.num_speculative_tokens = num_speculative_tokens
+        self.trace = False
+        self.num_speculative_tokens: int | Literal["auto"] | None = None
         self.drafters: frozenset[str] | None = None
         self.chains = False
         self.stats = DecodeStats()
@@ -73,7 +71,7 @@ class Row:
         self.traced: RoundTrace | None = None
         params = sequence.params
         self._model = model
-        self._end = min(sequence.prompt_length + params.max_new_tokens, model.max_length)  # tokens that it may have
+        self._end = min(sequence.prompt_length + params.max_new_tokens, model.max_length)  # most tokens of the sequence
         self._stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
         )
@@ -100,7 +98,7 @@ class Row:
         return self._end + len(self.sequence.source or ())
 
     def extend(self, tokens: AbstractSequence[int], origins: AbstractSequence[Origin], *, more: bool = False) -> int:
-        """Append tokens until the request ends; how many were taken. `more` go to the event that has those before.
+        """Append tokens until the request ends; returns how many. With `more` the last event gets them, too.
 
         A token that the request's grammar forbids, which only a lossy verifier accepts, makes the request fail; so does
         one that the tokenizer can't decode.
@@ -147,7 +145,7 @@ class Row:
 
     @property
     def ends_by_token(self) -> bool:
-        """Nothing but a token that `stops_at` names, or its length, ends the row, so that tokens may be added later."""
+        """Whether only `stops_at` or its length can end the row, so that its tokens may be appended later."""
         watched = self.matcher is not None or type(self).must_stop is not Row.must_stop
         return not (watched or self.sequence.params.stop)
 
@@ -168,13 +166,13 @@ class Row:
                 self._detokenizer.finish(False)
 
     def fail(self, error: Exception, *, emitted: bool = False) -> None:
-        """End the request with an error; `emitted`: after the tokens of this round, which its event has."""
+        """End the request with an error; `emitted`: the tokens of this round were appended, and its event has them."""
         self.error = error
         self._completion = None
         self.finish_reason = "error"
         self.drafted, self.traced = (), None
         if not emitted:
-            self._pieces = []  # an earlier event had them, but those of a round that failed after several passes
+            self._pieces = []  # an earlier event had them, unless a round of several passes failed
 
     def stuck_error(self) -> Exception:
         """Why no token is left that the row could be extended with."""
@@ -226,5 +224,5 @@ class Row:
         return last if last in self.sequence.params.stop_token_ids else None
 
     def _text_context(self) -> list[int]:
-        """The tokens that the output is decoded after: a prompt, but not a decoder's start token."""
+        """The tokens before the output, as context of its text: a prompt, but not a decoder's start token."""
         return [] if self.sequence.source is not None else self.sequence.tokens[: self.sequence.prompt_length]

@@ -42,7 +42,7 @@ class Request:
         return self._completion
 
     def settle(self) -> None:
-        """Of a finished request keep the result alone, so that drafters can drop their state of its sequence."""
+        """Keep the result alone of a finished request, so that drafters can drop their state of its sequence."""
         if self._row is not None and self._row.finished:
             self._completion, self._row = self._row.completion(), None
 
@@ -56,7 +56,7 @@ class Scheduler:
     """Admits requests to a decode loop as rows become free, first come, first served.
 
     Args:
-        loop: the loop, with no rows of anybody else's.
+        loop: the decode loop; no one else gives it rows.
         max_batch_size: most rows that are decoded at once.
         budget: for the memory of the rows, shared with other schedulers; requests wait until they fit. None sets no
             limit.
@@ -71,14 +71,14 @@ class Scheduler:
         self._waiting: deque[Row] = deque()
         self._requests: dict[Row, Request] = {}  # of all rows, waiting or running
         self.max_lengths: list[int] = []  # see `Holder`
-        self.runs = False  # likewise
+        self.runs = False  # see `Holder`
         if budget is not None:
             with budget.changes:
                 budget.holders.add(self)
 
     @property
     def busy(self) -> bool:
-        """There are requests that wait or run."""
+        """Whether there are requests that wait or run."""
         return bool(self._requests)
 
     @property
@@ -94,7 +94,7 @@ class Scheduler:
         return request
 
     def step(self, *, told: bool = True) -> list[tuple[Request, StreamEvent]]:
-        """One round: what each request got that took part in it, or that finished since the last one.
+        """Decode one round; returns an event of each request that got tokens, or has ended since the last round.
 
         A request that fails has a completion with ``finish_reason="error"`` in its last event; others go on.
 
@@ -102,10 +102,10 @@ class Scheduler:
             told: as in `DecodeLoop.step`.
 
         Raises:
-            OutOfMemory: the round did not fit. The running requests end with that error; those that wait stay. The same
-                goes for any other error, and for an interruption such as Ctrl-C. Or nothing runs here, and what waits
-                does not fit beside the requests of another scheduler, which only its own steps can end: a scheduler
-                that `run`s in another thread is waited for.
+            OutOfMemory: the round did not fit. The running requests end with that error, waiting ones stay. The same
+                goes for any other error, and for an interruption such as Ctrl-C. Or nothing runs here, and the first
+                waiting request does not fit beside those of another scheduler that decodes only when its own `step` is
+                called; a scheduler that `run`s in another thread is waited for.
         """
         cancelled = [row for row in self._waiting if row.finished]
         events = [(self._requests[row], row.event()) for row in cancelled]
@@ -146,7 +146,7 @@ class Scheduler:
             self._requests.pop(row).settle()
 
     def _hold(self) -> None:
-        """Hold memory for the rows that have not ended, and let others know if that is less."""
+        """Hold memory for the rows that have not ended, and notify waiting holders if that is less than before."""
         if self._budget is None:
             return
         lengths = [row.max_length for row in self.loop.rows if not row.finished]
@@ -156,7 +156,7 @@ class Scheduler:
                 self._budget.changes.notify_all()
 
     def _admit(self) -> list[Row]:
-        """Take the requests that fit from the queue; wait for one to fit if nothing runs here."""
+        """Take the requests that fit out of the queue; if nothing runs here, wait until one fits."""
         if self._budget is None:
             return self._join(len(self._waiting))
         with self._budget.changes:
@@ -180,7 +180,7 @@ class Scheduler:
     def _fitting(self, budget: Budget, held: list[int]) -> int:
         """How many requests of the queue fit beside what is held here and elsewhere."""
         if budget.waiting and budget.waiting[0] is not self:
-            return 0  # whoever came before would wait for ever if others took what becomes free
+            return 0  # the holder that came first would wait for ever if others took the memory that becomes free
         lengths = [*held]
         for row in islice(self._waiting, self._max_batch_size - len(held)):
             lengths.append(row.max_length)
@@ -189,7 +189,7 @@ class Scheduler:
         return len(lengths) - len(held)
 
     def _join(self, most: int) -> list[Row]:
-        """The first requests of the queue, so many at most, as rows of the round that begins."""
+        """Take up to `most` requests out of the queue, as rows of the round that begins."""
         count = min(most, len(self._waiting), self._max_batch_size - len(self.loop.rows))
         joining = [self._waiting.popleft() for _ in range(count)]
         for row in joining:

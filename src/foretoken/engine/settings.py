@@ -34,7 +34,7 @@ def check_num_speculative_tokens(value: Any) -> int | Literal["auto"]:
 
 
 class DrafterNames(Protocol):
-    """What requests may choose by: a drafter, or what is known of one that another process has. As `Drafter`."""
+    """What requests can choose drafters by: a `Drafter`, or a description of one that another process has."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Requests of one task, read together."""
+"""Requests of one asyncio task, whose events are read from one queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foretoken.sampling import SamplingParams
 
 
 class Decoder(Protocol):
-    """Whoever takes requests and sends each call its events: the thread of an engine, or another process."""
+    """Takes requests, and sends each call its events: the thread of an engine (`Worker`), or another process."""
 
     def submit(self, call: Call, prompt: Prompt, params: SamplingParams | None, settings: dict[str, Any]) -> None:
         """Have a request decoded, which sends the call its events, or its error.
@@ -29,7 +29,7 @@ class Decoder(Protocol):
 class Streams:
     """Requests of one task, whose events come to it in one queue; made by `AsyncEngine.streams`.
 
-    As a context manager it cancels, at its end, those that are not over.
+    As a context manager it cancels requests that are not over at the end of the block.
 
     Attributes:
         left: requests whose last event was not received.
@@ -73,7 +73,7 @@ class Streams:
         return self._calls[index].begun_at
 
     def expire(self, seconds: float) -> None:
-        """Have `next` raise TimeoutError after so many seconds, behind what has come by then."""
+        """Have `next` raise TimeoutError after so many seconds, once it has returned all events before that."""
         self._timer = self._arrivals.loop.call_later(seconds, self._arrivals.put, None, TimeoutError())
 
     async def next(self) -> tuple[int, StreamEvent | Exception]:

@@ -1,4 +1,4 @@
-"""Engines that an `AsyncEngine` makes the calls of: two of them would disturb each other's requests."""
+"""Engines that belong to an `AsyncEngine`: a second one would disturb the requests of the first."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _lock = Lock()
 
 
 def take(engine: object) -> None:
-    """Take an engine.
+    """Claim an engine for one `AsyncEngine`.
 
     Raises:
-        ParameterError: it is none, or taken.
+        ParameterError: it is no `Engine`, or claimed already.
     """
     if not isinstance(engine, Engine):
         raise ParameterError(
@@ -29,5 +29,5 @@ def take(engine: object) -> None:
 
 
 def give_back(engine: Engine) -> None:
-    """Let others take it."""
+    """End the claim."""
     _TAKEN.discard(engine)

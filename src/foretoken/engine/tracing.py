@@ -1,4 +1,4 @@
-"""Traces: how a round of one request was decided, for people to look at; made on demand."""
+"""Traces: how a round of one request was verified, for people to look at; made for requests that ask for them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def trace_round(
 ) -> None:
     """Fill `Row.drafted` and `Row.traced` of some rows, before the round's tokens are appended to their sequences.
 
-    The target's distributions are computed once more, by the very functions that verification used: so a round without
-    traced rows does nothing for traces, and one with them the same as ever for the other rows.
+    The target's distributions are computed again, by the functions that verification used: so traces cost nothing in
+    rounds without traced rows, and change nothing for the other rows.
 
     Args:
         members: the rows of the round.
@@ -53,14 +53,14 @@ def trace_round(
 
 
 def trace_seconds(rows: AbstractSequence[Row], seconds: Mapping[str, float]) -> None:
-    """Note what a round took, by part, in the traces of these rows."""
+    """Add a round's seconds, by part, to the traces of these rows."""
     for row in rows:
         if row.traced is not None:
             row.traced = replace(row.traced, seconds=dict(seconds))
 
 
 class _Trace:
-    """Of one row.
+    """Makes the trace of one row.
 
     Args:
         members: the rows of the round.
@@ -81,7 +81,7 @@ class _Trace:
         self._uniforms = verdict_uniforms(sampler, sequences)[0]
 
     def of(self, accepted: AbstractSequence[int], following: int) -> tuple[tuple[DraftedToken, ...], RoundTrace]:
-        """The draft's tokens, and how they were decided.
+        """The draft's tokens, and how they were verified.
 
         Args:
             accepted: nodes.

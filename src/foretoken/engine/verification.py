@@ -1,4 +1,7 @@
-"""From a batch's logits to its verdicts: sampling parameters, verifiers and uniforms, put together."""
+"""From a batch's logits to its verdicts: applies grammars and sampling parameters, and calls `foretoken.verify`.
+
+Rows with different verifiers are verified group by group. Nodes with unusable logits are found here, too.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ _FOLLOW = SharedNoiseVerifier()
 
 @dataclass(frozen=True)
 class VerifierGroup:
-    """Rows of a round that have one verifier.
+    """The rows of a round with the same verifier.
 
     Attributes:
-        verifier: theirs.
+        verifier: of these rows.
         rows: their indices among the rows of the round.
         sampler: of these rows.
     """
@@ -45,10 +48,11 @@ class Verified:
         verdict: the accepted path and the next token of each row, as tensors.
         accepted: of each row, the accepted nodes in order.
         following: of each row, the token after them.
-        sound: of each row, how many of the accepted tokens and the one after them follow nodes from whose logits a
-            token could be sampled: those before the first other node. Plain decoding would have emitted these, too.
-        usable: of each row, whether that is all of them.
-        stuck: of each row that is not usable, whether its grammar or other parameters left no token at that node.
+        sound: of each row, how many of its tokens (the accepted ones and the one after them) may be emitted: those
+            before the first node of its path with unusable logits. Plain decoding would have emitted these, too.
+        usable: of each row, whether all of its tokens are sound.
+        stuck: of each row that is not usable, whether its grammar or its parameters left no token at that node; else
+            the logits were not finite there.
         scores: ``[B, N+1, V]``, the logits that were verified, grammars applied; may be the model's own memory, which
             its next pass overwrites.
     """
@@ -63,7 +67,7 @@ class Verified:
 
 
 def group_by_verifier(verifiers: AbstractSequence[AnyVerifier], sampler: Sampler) -> tuple[VerifierGroup, ...]:
-    """The rows of a round, whose verifiers these are, by verifier."""
+    """Group the rows of a round, whose verifiers these are, by verifier."""
     groups: dict[int, list[int]] = {}
     for row, verifier in enumerate(verifiers):
         groups.setdefault(id(verifier), []).append(row)
@@ -77,7 +81,7 @@ def check_draft(draft: Draft, groups: AbstractSequence[VerifierGroup], drafter: 
     """Check that every verifier takes its rows' drafts.
 
     Raises:
-        ParameterError: one takes chains, and a draft branches; `drafter` names who made it.
+        ParameterError: one takes chains alone, and a draft branches; the message names the `drafter`.
     """
     for group in groups:
         if not draft.is_chain and not group.verifier.trees and not draft.part(group.rows).has_chains():
@@ -103,9 +107,9 @@ def verify_round(
         groups: all rows, by verifier.
         sequences: the rows' tokens.
         draft: ``N`` tokens a row.
-        logits: ``[B, N+1, V]``, the target's. Nodes with NaN, infinity or nothing but -inf are overwritten with zeros,
-            so that all other rows go on.
-        matchers: of each row, its position in its grammar; None for rows without one, empty if there is none at all.
+        logits: ``[B, N+1, V]``, the target's. Those of nodes with NaN, infinity or nothing but -inf are overwritten
+            with 0, so that other rows can be verified.
+        matchers: of each row, its position in its grammar; None for rows without one, empty if no row has one.
     """
     bad = _overwrite_bad_nodes(logits)
     dead: list[list[bool]] | None = None
@@ -126,7 +130,7 @@ def verify_round(
 
 
 def _before(nodes: list[list[bool]] | None, accepted: list[list[int]], whole: list[int]) -> list[int]:
-    """How many nodes of each row's path, the root included, lie before the first of these nodes ``[B, N+1]``."""
+    """How many nodes of each row's path, the root included, come before the first of these nodes ``[B, N+1]``."""
     if nodes is None:
         return whole
     paths = ([0, *path] for path in accepted)
@@ -143,7 +147,7 @@ def _apply_grammars(
     logits: Tensor,
     matchers: AbstractSequence[GrammarMatcher | None],
 ) -> tuple[Tensor, list[list[bool]]]:
-    """The masked logits ``[B, N+1, V]``, and which nodes no token is left at: those have zeros."""
+    """The masked logits ``[B, N+1, V]``, and the nodes where no token is left, whose logits are overwritten with 0."""
     masked = mask_logits(logits, matchers, draft.tokens, draft.parents, draft.counts)
     rows = {row for row, matcher in enumerate(matchers) if matcher is not None}
     return masked, _overwrite_dead_nodes(groups, sequences, draft, masked, rows)
@@ -155,9 +159,9 @@ def _may_forbid_all(
     logits: Tensor,
     matchers: AbstractSequence[GrammarMatcher | None],
 ) -> set[int]:
-    """Rows without a grammar whose parameters forbid tokens while the model gives others no chance.
+    """Rows without a grammar whose parameters forbid tokens, while the model gives some tokens a logit of -inf.
 
-    Where all scores are finite, something is left: parameters that forbid every token are refused.
+    Where all logits are finite, a token is left: parameters that forbid every token are refused.
     """
     rows = sorted(
         group.rows[place]
@@ -179,7 +183,7 @@ def _overwrite_dead_nodes(
     logits: Tensor,
     watched: Collection[int],
 ) -> list[list[bool]]:
-    """Which nodes ``[B, N+1]`` no token is left at, in rows whose grammar or parameters forbid tokens."""
+    """Find nodes ``[B, N+1]`` where no token is left, in the `watched` rows, and overwrite their logits with 0."""
     dead = torch.zeros(logits.shape[:2], dtype=torch.bool, device=logits.device)
     for group in groups:
         inside = [(place, row) for place, row in enumerate(group.rows) if row in watched]
@@ -196,7 +200,7 @@ def _overwrite_dead_nodes(
 
 
 def _overwrite_bad_nodes(logits: Tensor) -> list[list[bool]] | None:
-    """Which nodes ``[B, N+1]`` had logits that nothing can be sampled from; None if there were none."""
+    """Find nodes ``[B, N+1]`` whose logits nothing can be sampled from, and overwrite these with 0; None for none."""
     if all_finite(logits):
         return None
     bad = ~logits.amax(-1).isfinite()
@@ -231,7 +235,7 @@ def _decide(
 
 
 def _as_chains(draft: Draft) -> Draft:
-    """The same draft, said to be of chains if no row of it branches."""
+    """The same draft, marked as one of chains if no row of it branches."""
     return draft.chains() if not draft.is_chain and draft.has_chains() else draft
 
 
@@ -274,7 +278,7 @@ def decide_batch(
 def verdict_uniforms(
     sampler: Sampler, sequences: AbstractSequence[Sequence], *, stop: bool = True
 ) -> list[list[float]]:
-    """What a round of these rows is drawn with, two a row: for the node to stop at, and for the next token.
+    """The uniforms of a round, two a row: one draws the node to stop at, one the next token.
 
     Args:
         sampler: of the rows.
@@ -287,7 +291,7 @@ def verdict_uniforms(
 
 
 def join(verdicts: AbstractSequence[Verdict], order: Tensor | None = None) -> Verdict:
-    """The verdicts of several batches as one of all their rows.
+    """Join the verdicts of several batches into one of all their rows.
 
     Args:
         verdicts: of B rows in all.

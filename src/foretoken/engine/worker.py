@@ -1,4 +1,4 @@
-"""The thread that makes all calls of an engine: requests of many callers are decoded together by it."""
+"""The thread that makes all calls of an engine, so that requests of many callers are decoded together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from foretoken.engine.arrivals import Call
-from foretoken.engine.decode_loop import is_of_memory
+from foretoken.engine.decode_loop import is_out_of_memory
 from foretoken.engine.engine import Engine
 from foretoken.engine.outputs import StreamEvent
 from foretoken.engine.prompt_scores import Scoring
@@ -38,14 +38,14 @@ class Worker:
 
     Args:
         engine: nobody else may call it meanwhile.
-        queue_seconds: for which a request may wait for a row; None for any time.
-        failed: is called with the error that ended the thread, on it.
+        queue_seconds: most seconds that a request may wait for a row; None for no limit.
+        failed: called on the thread with the error that ended it.
 
     Attributes:
-        failure: what ended the thread, after which every request fails; None while all is well.
+        failure: the error that ended the thread, after which every request fails; None while it works.
 
     Raises:
-        ParameterError: it is no engine, or another worker has it.
+        ParameterError: `engine` is no `Engine`, or another worker has it.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class Worker:
                 if scoring.failure is not None:
                     if self._recurs(scoring.failure):
                         raise scoring.failure
-                    if is_of_memory(scoring.failure):
-                        clear_frames(scoring.failure.__traceback__)  # or what was computed would live as long as it
+                    if is_out_of_memory(scoring.failure):
+                        clear_frames(scoring.failure.__traceback__)  # or the pass's tensors would live as long
                     scoring.tell(scoring.failure)
                 elif scoring.wanted:
                     self._failed_in_a_row = 0
@@ -222,21 +222,21 @@ class Worker:
             self._cancel(call)
 
     def _recurs(self, error: Exception) -> bool:
-        """Whether every later round would fail as this one did, or this scoring, so that a server had better end."""
+        """Whether every later round (or scoring) would fail like this one, so that the thread should end."""
         # From torch 2.8 on: a device that is lost for this process says so, and one that refused a single call.
         by_device = hasattr(torch, "AcceleratorError") and isinstance(error, torch.AcceleratorError)
         target = self.engine.target
         if target.decoder_start_token_id is not None:  # it can't be tried by itself
             return by_device
-        self._failed_in_a_row += not is_of_memory(error)  # a smaller request may fit
+        self._failed_in_a_row += not is_out_of_memory(error)  # a smaller request may fit
         if self._failed_in_a_row < _MOST_FAILED and not by_device:
             return False
-        # Somebody may have asked again and again for what fails by itself alone: does the target compute anything?
+        # The same bad request may have come again and again: does the target still compute anything?
         self._failed_in_a_row = 0
         clear_frames(error.__traceback__)  # of what failed, whose tensors may take the memory that the try needs
         tried = Scoring([0, 0], 0, lambda _: None)
         tried.step(target)
-        return tried.failure is not None and not is_of_memory(tried.failure)
+        return tried.failure is not None and not is_out_of_memory(tried.failure)
 
     def _end(self) -> None:
         """Cancel what is left, and leave the engine without requests."""
@@ -266,9 +266,9 @@ class Worker:
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """What callers get: a panic of a library's, which no `except Exception` catches, as an error of the engine's."""
+    """The error that callers get: a `BaseException`, such as a library's panic, becomes a `ForetokenError`."""
     if isinstance(error, Exception):
         return error
-    told = ForetokenError(f"{type(error).__name__} in the engine's thread: {error}")
-    told.__cause__ = error
-    return told
+    wrapped = ForetokenError(f"{type(error).__name__} in the engine's thread: {error}")
+    wrapped.__cause__ = error
+    return wrapped

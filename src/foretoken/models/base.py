@@ -1,4 +1,7 @@
-"""The contract of a model: score tentative tokens in one pass, then commit some of them to the KV cache."""
+"""The contract of a model: it scores tentative tokens in one pass, then some are committed to its KV cache.
+
+The engine, drafters and tests know models by `LanguageModel` and `Cache` alone; `foretoken.models.loading` makes them.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ class Cache(ABC):
 
         Args:
             rows: the old row that each new one is made of.
-            keep: how many committed tokens each new row starts with, those of its old row; None for all of them.
+            keep: how many committed tokens of its old row each new row starts with; None for all of them.
 
         Raises:
             ValueError: a row is to keep more tokens than it has; `kept_lengths` checks that.
@@ -110,15 +113,15 @@ def kept_lengths(lengths: Sequence[int], rows: Sequence[int], keep: Sequence[int
 
 
 def cut_rows(rows: Sequence[int], keep: Sequence[int | None] | None) -> list[int]:
-    """The rows made by `Cache.select` that share a prefix with an old row but may go on differently."""
+    """Indices of the new rows of `Cache.select` that keep a prefix of an old row."""
     return [index for index, most in enumerate(keep or ()) if most is not None and rows[index] >= 0]
 
 
 _GPU_BYTES = 2e12
-"""Bytes of weights that are read in a second."""
+"""Bytes of weights that a GPU is assumed to read in a second."""
 
 _FURTHER_LAYERS = 2
-"""What a pass does besides its layers on a GPU, choosing a token included, counted in layers."""
+"""Time of a pass on a GPU besides its layers, choosing a token included, in layers."""
 
 
 class LanguageModel(ABC):
@@ -145,8 +148,8 @@ class LanguageModel(ABC):
             to one thread during a round.
         prefills_with_decode: a pass may prefill some rows while it decodes others, at little extra cost:
             `Cache.defer_prefill`.
-        commits_late: a node that follows uncommitted ones takes no longer than one that follows committed ones, and has
-            the same scores: several tokens that are decoded plainly may be committed at once.
+        commits_late: whether a node after uncommitted ones takes no longer than one after committed ones, and has the
+            same scores, so that several tokens of plain decoding may be committed at once.
         supports_hidden_states: `forward` returns hidden states, and `num_layers`, `hidden_size` and `embeddings` are
             there: EAGLE-3 and Medusa heads need them.
         num_layers: layers of the (decoder's) stack, the highest of the `hidden_layers`; 0 where it is not known.
@@ -188,10 +191,10 @@ class LanguageModel(ABC):
 
     @property
     def assumed_seconds(self) -> float:
-        """Assumed time of a pass over one token, where nothing may be measured; 0 where nothing is known.
+        """Assumed time of a pass over one token, for decisions that must not depend on the clock; 0 for unknown.
 
-        From what was measured of small and medium models on six CPUs and an H100. It decides how many plain passes go
-        together; else ratios alone matter: of two models' times, and to what `Drafter.propose` takes in Python.
+        From measurements of small and medium models on six CPUs and an H100. It decides how many plain passes go
+        together; otherwise only ratios matter: of two models' times, and to the time of `Drafter.propose` in Python.
         """
         if not self.weight_bytes or self.device.type == "cpu":
             return self.weight_bytes / bytes_per_second()
@@ -236,17 +239,17 @@ class LanguageModel(ABC):
         """
 
     def decode_row(self, token: int, most: int, cache: Cache, choose: Callable[[Tensor], int | None]) -> None:
-        """Passes over one node each of a KV cache of one row, every node the child of the one before.
+        """Make passes over one node each, every node the child of the one before, with a KV cache of one row.
 
-        It is the same as calls of `forward`, for models that take less time for them together. A subclass that changes
-        what `forward` does has to change this, too.
+        The same as calls of `forward`, for models that can make them faster together. A subclass that changes `forward`
+        has to change this, too.
 
         Args:
             token: of the first node, which follows the committed prefix.
-            most: passes, 1 or more.
+            most: most passes, at least 1.
             cache: from `open`, with one row and no tentative nodes.
-            choose: called after every pass with its logits ``[1, 1, V]``, which it may not write to, and which are
-                another pass's after it; gives the next node's token, or None to end here.
+            choose: called after every pass with its logits ``[1, 1, V]``, which it must not write to, and which the
+                next pass may overwrite; returns the next node's token, or None to end here.
         """
         for parent in range(-1, most - 1):
             logits = self.forward(int_tensor([[token]]), int_tensor([[parent]]), int_tensor([1]), cache).logits
@@ -258,30 +261,30 @@ class LanguageModel(ABC):
 
     @property
     def turn(self) -> RLock:
-        """A lock that is held during every round with this model: engines in several threads take turns with it.
+        """A lock that is held during every round with this model, so that engines in several threads take turns.
 
-        Of a model that works on another one's caches or with its weights, the other one's.
+        A model that uses another one's caches or weights has the other one's lock.
         """
         return turn_of(self)
 
     def warm_up(self, hidden_layers: Sequence[int], *, alone: bool = False) -> None:
-        """Compile now what passes of a target with hidden states need; nothing by default.
+        """Compile what passes of a target with these hidden states need; by default nothing.
 
         Args:
             hidden_layers: as in `forward`.
-            alone: what makes passes over one row by itself faster, too, where that takes seconds and memory.
+            alone: also compile what makes passes over a single row faster, which may take seconds and memory.
         """
         return
 
     def warm_up_verification(self) -> None:
-        """Compile now what makes passes over drafts faster, where that takes half a second or so; nothing by default.
+        """Compile what makes passes over drafts faster, where that takes half a second or so; by default nothing.
 
-        For targets whose hidden states nobody reads.
+        For targets whose hidden states no drafter needs.
         """
         return
 
     def warm_up_chains(self, drawn: bool, *, alone: bool = False) -> None:
-        """Compile now what `chain` needs; nothing by default.
+        """Compile what `chain` needs; by default nothing.
 
         Args:
             drawn: for chains of drawn tokens; else for chains of most probable ones.
@@ -290,10 +293,10 @@ class LanguageModel(ABC):
         return
 
     def pass_widths(self, hidden_layers: Sequence[int] = ()) -> PassWidths | None:
-        """What chooses how wide passes are, padding included; None where nothing is padded.
+        """The widths of passes, padding included; None where passes are not padded.
 
-        For the speculation policy, which may `PassWidths.hold` the next pass to a width: a runtime may prepare its
-        kernels anew whenever a pass is not as wide as the one before.
+        For the speculation policy, which may `PassWidths.hold` the next pass to a width: a runtime may have to prepare
+        its kernels again whenever a pass is not as wide as the one before.
 
         Args:
             hidden_layers: as in `forward`.
@@ -327,7 +330,7 @@ class LanguageModel(ABC):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the hidden states; 0 where there are none to be had."""
+        """Width of the hidden states; 0 where the model does not show them."""
         return 0
 
     def embeddings(self) -> Tensor:

@@ -21,6 +21,7 @@ _FLAGS = (
     "bf16",
     "i8mm",
 )
+_TRIES = 5  # passes over a buffer of so many bytes, many times as large as any cache
 _BUFFER_BYTES = 1 << 30
 
 
@@ -80,7 +81,7 @@ def _processor_time(group: Path) -> float:
     return 0.0
 
 
-def bandwidth(device: str = "cpu", threads: int | None = None, tries: int = 5) -> float:
+def bandwidth(device: str = "cpu", threads: int | None = None) -> float:
     """Bytes a second that can be read from memory, the best of some tries.
 
     A decoding step has to read all weights, so that this bounds the tokens a second of any engine without speculation.
@@ -88,7 +89,6 @@ def bandwidth(device: str = "cpu", threads: int | None = None, tries: int = 5) -
     Args:
         device: whose memory.
         threads: how many read; None: one for each processor.
-        tries: passes over a buffer many times as large as any cache.
     """
     import torch
 
@@ -102,7 +102,7 @@ def bandwidth(device: str = "cpu", threads: int | None = None, tries: int = 5) -
             size = min(size, max(_memory("MemAvailable") or size * 4, 1 << 28) // 4)
         buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
         best = 0.0
-        for _ in range(tries + 1):  # the first one warms up
+        for _ in range(_TRIES + 1):  # the first one warms up
             if gpu:
                 torch.cuda.synchronize()
             start = time.perf_counter()

@@ -43,9 +43,9 @@ def tiny_pair(dtype: Any = "float32", **load_options: Any) -> tuple[LanguageMode
     return load_part("target", dtype, **load_options), load_part("drafter", dtype, **load_options)
 
 
-def is_shipped(model: Any, part: Part = "target") -> bool:
-    """Whether a model is one of the two, as `load_part` loads it."""
-    return isinstance(model, LanguageModel) and model.name == _name(part)
+def is_shipped(model: Any) -> bool:
+    """Whether a model is the shipped target, as `load_part` loads it."""
+    return isinstance(model, LanguageModel) and model.name == _name("target")
 
 
 def _name(part: Part) -> str:

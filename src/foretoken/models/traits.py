@@ -21,10 +21,10 @@ NO_LIMIT = 1 << 30
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 
 
-def text_config(module: Any, decoder: bool = True) -> Any:
+def text_config(module: Any) -> Any:
     """The part of a (maybe multimodal) model's config that describes its language model."""
     config = module.config
-    return config.get_text_config(decoder=decoder) if hasattr(config, "get_text_config") else config
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
 def hooks_of(module: Any, kind: type[Hooks]) -> Hooks:

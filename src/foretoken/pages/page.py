@@ -50,6 +50,6 @@ def facts(known: list[tuple[str, str]]) -> str:
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in known) + "</dl>"
 
 
-def figure(title: str, note: str, picture: str, legend: str = "") -> str:
+def figure(title: str, note: str, picture: str) -> str:
     """A plot with its title and a note; both are HTML already where they carry marks, see `html.escape`."""
-    return f'<figure><h3>{title}</h3><p class="small soft">{note}</p>{legend}{picture}</figure>'
+    return f'<figure><h3>{title}</h3><p class="small soft">{note}</p>{picture}</figure>'

@@ -1,9 +1,28 @@
 """The speculation policy: which drafter drafts how many tokens in each row of each round.
 
-`acceptance` estimates accepted tokens, `costs` seconds (`lines` has those by size), `decision` compares the `options`,
-`lessons` learns from rounds, `copies` values copies, `steady` has rounds that are decided like the one before, `rests`
-those that are plain, `widths` keeps passes as wide as pays, `account` bounds the loss and values what copies leave,
-`store` keeps costs and acceptance rates between processes, and `report` shows both.
+`policy` is what the drafters' `Cascade` calls, and states the objective and the bound on what speculation may lose.
+`acceptance` estimates accepted tokens, `costs` seconds (`lines` has those by size, `calls` those of drafters,
+`together` those of plain passes), `decision` compares the `options`, and `copies` values drafts that are known before
+the choice. `lessons` learns from rounds, `account` bounds the loss, `copying` says when free drafters are asked,
+`widths` how wide passes are. Rounds that are not decided one by one are in `steady` (like the round before) and `rests`
+(plain). `request` has the input and output, `store` keeps costs and acceptance rates between processes, `report` shows
+both.
+
+Words of this package.
+
+| word | meaning |
+| --- | --- |
+| plain round | a round without drafts: one target pass and one token a row; the unit of costs, gains and losses |
+| free drafter, copy | a drafter that runs no model and drafts before the choice, and its draft; others are "models" |
+| pace; ρ | emitted tokens in the time of a plain round (the speedup); the same for each second |
+| account | a regret budget (`Guard`): plain rounds that speculation may still lose against plain decoding |
+| look | exploration: a row drafts with a model that is not expected to pay, to see whether it does by now |
+| hope | optimism: a decision by an upper confidence bound of a model's acceptance |
+| rest | rounds that are decided in advance to be plain; a row that does not rest is awake |
+| foreseen | of an emitted token: a free drafter would have drafted it |
+| apart | what a plain round of one pass takes longer than one pass of a plain round of several (`time_apart`) |
+| alone | of a row: the only row of its round |
+| given | of costs: set by the caller, neither measured nor refined |
 
 Tuned constants. `benchmarks/replay.py --constants` halves and doubles them in simulated time. "Flat" means that this
 changes the geometric mean of default over best fixed choice by 0.006 at most; halving `CREDIT` costs 0.006 and a third

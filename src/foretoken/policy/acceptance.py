@@ -6,8 +6,8 @@ that is d tokens longer. What is learnt are factors on these: observed over expe
 one above it and moved by its own evidence, which fades.
 
 1. *Engine* (`EngineRates`): one factor for the drafter, and for copies below it one for each level; over all requests,
-   greedy and sampled ones apart. The levels of a model's drafts are depths, which differ little: with factors for them
-   a first rejection counted three times, and hard beginnings of two requests in a row were a verdict.
+   greedy and sampled ones apart. The levels of a model's drafts are depths, which differ little: with a factor for
+   each, a first rejection counted three times, and hard beginnings of two requests in a row ended a model's drafts.
 2. *Request* (`Acceptance`): one factor, and below it one for each length of the match. One factor needs fewer rounds to
    estimate than sixteen rates do, and short drafts say something of longer ones.
 
@@ -31,7 +31,7 @@ ENGINE_MEMORY, REQUEST_MEMORY = 400.0, 40.0
 KIND_WEIGHT, REQUEST_WEIGHT = 4.0, 16.0
 """Expected rejections that the shipped rates count as in an engine, and the engine's rates in a request.
 
-With 2 and 4, a new engine's first drafts were a verdict. In replays of outputs of the shipped pair at three
+With 2 and 4, a new engine's first drafts decided too much. In replays of outputs of the shipped pair at three
 temperatures, six machines, first eight requests of an engine, a draft model gave 0.973 of the best fixed choice, a
 useless one 0.978 of plain decoding, and beside copies they gave 1.031 and 0.966, with 4 and 8, rates for each depth and
 neither `BEGINNING` nor `Kind.useless`; with these it is 0.983, 0.981, 1.039 and 0.969 (benchmarks/traces.py).
@@ -40,7 +40,7 @@ neither `BEGINNING` nor `Kind.useless`; with these it is 0.983, 0.981, 1.039 and
 HOPE = 0.7
 """Standard deviations by which a model is hoped to be wrong less often than was found, where a row drafts nothing else.
 
-A few drafts leave the rate of rejections uncertain by a third, and a model that is left alone teaches nothing more. In
+A few drafts leave the rate of rejections uncertain by a third, and a model that is not asked shows nothing more. In
 replays of a small target whose model is worth 1.04 to 1.33 times plain decoding, eight engines had 0.90 of the best
 fixed choice without hope, 0.76 at least, and have 0.97 with it, 0.90 at least (outputs of 200 tokens)."""
 
@@ -53,22 +53,22 @@ answer ended the drafts of a model that was right later on. Measured on the ship
 
 _RIGHT, _HARD, _SURE = 0.02, 0.6, 3.0
 """How often a useless drafter's first token is right; how often a useful one's is wrong where drafting is hard; and the
-logarithm of the odds at which nothing is more certain (twice that for use): assumed. Five first tokens that are wrong
-in a row make a model as likely useless as not, and two that are right settle it."""
+limit of the logarithm of the odds (twice that towards use): assumed. After five wrong first tokens in a row a model is
+as likely useless as not, and after two right ones it is almost certainly of use."""
 
 _MOST = 0.985  # accepted tokens are never certain: 16 draft tokens at this rate are 14 expected ones
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Acceptance rates that are assumed of a drafter before it drafted.
+    """Acceptance rates that are assumed of a kind of drafter before it has drafted.
 
     Attributes:
         rates: acceptance rate by level, if the tokens before were accepted; the last one holds for all later levels.
         trees: its drafts may be trees, for which `accepted` holds.
         copies: its drafts continue matches.
-        beginning: rejection rates of the first `BEGINNING` tokens of an output, over those of later ones.
-        useless: the chance that such a drafter is of no use for a target: that it is next to never right.
+        beginning: rejection rates of the first `BEGINNING` tokens of an output, divided by those of later ones.
+        useless: the probability that such a drafter is useless for a target: almost never right.
     """
 
     rates: tuple[float, ...]
@@ -78,7 +78,7 @@ class Kind:
     useless: float = 0.0
 
     def accepted(self, nodes: int) -> float:
-        """Tokens that are accepted of a tree of so many nodes; assumed to grow with the logarithm of their number."""
+        """Expected accepted tokens of a tree of so many nodes; assumed to grow with the logarithm of their number."""
         return 0.6 * log2(1 + nodes)
 
 
@@ -98,7 +98,7 @@ TREES = Kind((0.6,), trees=True)
 
 
 class Factor:
-    """What was observed over what was expected, discounted with age."""
+    """Observed rejections (of trees: accepted tokens) divided by expected ones, discounted with age."""
 
     __slots__ = ("expected", "observed")
 
@@ -106,11 +106,11 @@ class Factor:
         self.observed, self.expected = observed, expected
 
     def of(self, above: float, weight: float) -> float:
-        """The factor, given the one above it, which counts as so much of what is expected."""
+        """The factor, with the one above it as prior, which counts as `weight` expected rejections."""
         return (self.observed + weight * above) / (self.expected + weight)
 
     def add(self, observed: float, expected: float, memory: float) -> None:
-        """Another draft; the weight of earlier ones falls to 1/e over `memory` of them."""
+        """Add a draft; the weight of earlier ones falls to 1/e over `memory` drafts."""
         keep = 1.0 - 1.0 / memory
         self.observed = self.observed * keep + observed
         self.expected = self.expected * keep + expected
@@ -121,11 +121,11 @@ class EngineRates:
 
     Args:
         kind: what to expect before anything was drafted.
-        saved: rejections and expected ones of an earlier process; they weigh as much as what was shipped.
+        saved: observed and expected rejections of an earlier process; they weigh as much as the shipped rates.
 
     Attributes:
-        all: rejections over expected ones.
-        judged: chains that were recorded.
+        all: the drafter's factor.
+        judged: how many chains were recorded.
     """
 
     def __init__(self, kind: Kind, saved: tuple[float, float] | None = None) -> None:
@@ -136,23 +136,24 @@ class EngineRates:
         self.judged = 0
         self._levels = [Factor() for _ in range(LEVELS)]
         self._shipped = [1.0 - rate for rate in (kind.rates + kind.rates[-1:] * LEVELS)[:LEVELS]]
-        # A token that is right shows that the drafter is of use: the first one's rate alone has that chance in it.
+        # A right token shows that the drafter is of use: only the first token's rate includes the chance that it is
+        # not.
         self._shipped[0] = 1.0 - (1.0 - self._shipped[0]) / (1.0 - kind.useless)
         self._hazards: list[float] = []
         self._odds = log(kind.useless / (1.0 - kind.useless)) if kind.useless else -inf
 
     @property
     def use(self) -> float:
-        """The chance that the drafter is of use: below it acceptance is as `hazards` has it, else there is none."""
+        """The probability that the drafter is of use: then it is accepted as `hazards` says, else not at all."""
         return 1.0 / (1.0 + exp(self._odds))
 
     @property
     def was_useful(self) -> bool:
-        """Whether it drafted, and this says no more for its being of no use than nothing does."""
+        """Whether it has drafted, and is at least as probably of use as before its first draft."""
         return self.judged > 0 and self.use >= 1.0 - self.kind.useless
 
     def hazards(self, level: int, count: int, emitted: int = BEGINNING) -> list[float]:
-        """Rejection rates of `count` levels, from `level` on, counted from 1, behind so many tokens of output."""
+        """Rejection rates of `count` levels, from `level` (1, 2, …) on, after `emitted` tokens of output."""
         hazards = self._hazards
         if not hazards:
             factor = self.all.of(1.0, KIND_WEIGHT)
@@ -162,23 +163,23 @@ class EngineRates:
                     one.of(factor, LEVEL_WEIGHT * shipped) * shipped
                     for one, shipped in zip(self._levels, self._shipped, strict=True)
                 ]
-            self._hazards = hazards  # as a whole: a report may be read by another thread meanwhile
+            self._hazards = hazards  # assigned as a whole: another thread may read it for a report
         found = hazards[level - 1 : level - 1 + count]
         found += hazards[-1:] * (count - len(found))
         hard = min(max(BEGINNING - emitted, 0), count) if self.kind.beginning > 1.0 else 0
         return [self.kind.beginning * hazard for hazard in found[:hard]] + found[hard:]
 
     def rates(self) -> list[float]:
-        """Acceptance rate by level, behind an output's beginning, as `Kind.rates` has it."""
+        """Acceptance rate by level, as in `Kind.rates`, after an output's beginning."""
         first, *others = [max(1.0 - hazard, 0.0) for hazard in self.hazards(1, LEVELS)]
         return [self.use * first, *others]
 
     def tree(self, nodes: int) -> float:
-        """Accepted tokens of a tree of so many nodes."""
+        """Expected accepted tokens of a tree of so many nodes."""
         return self.kind.accepted(nodes) * self.all.of(1.0, KIND_WEIGHT)
 
     def record(self, level: int, tried: int, accepted: int, emitted: int = BEGINNING) -> None:
-        """Learn from a chain from this level on: `tried` tokens were judged, the first `accepted` of them accepted."""
+        """Learn from a chain from this level on: of `tried` tokens that were judged, the first `accepted` are right."""
         self._hazards = []
         self.judged += 1
         if self.kind.useless:
@@ -201,7 +202,7 @@ class Acceptance:
 
     Attributes:
         engine: these rates.
-        judged: chains that were recorded.
+        judged: how many chains were recorded.
     """
 
     def __init__(self, engine: EngineRates) -> None:
@@ -211,14 +212,14 @@ class Acceptance:
         self.judged = 0
 
     def reach(self, length: int, match: int = 0, emitted: int = BEGINNING, *, hoping: bool = False) -> list[float]:
-        """The chance that the first 1 … `length` tokens of a chain are all accepted.
+        """The probability that the first 1, 2, … `length` tokens of a chain are all accepted.
 
         Args:
             length: of the chain.
             match: tokens of the match that a copy continues; 0 for drafters that don't copy.
             emitted: tokens of the output so far.
-            hoping: that the drafter is wrong less often than was found, by `HOPE` standard deviations: an upper
-                confidence bound (Lai and Robbins 1985), rejections being counted as a Poisson process has them.
+            hoping: an upper confidence bound (Lai and Robbins 1985) in place of the estimate: the rejection rate is
+                taken to be lower by `HOPE` standard deviations of a Poisson count.
         """
         factor, least = self._all.of(1.0, REQUEST_WEIGHT), 1.0 - _MOST
         if hoping:
@@ -233,16 +234,17 @@ class Acceptance:
         return [use * one for one in reach]
 
     def tree(self, nodes: int) -> float:
-        """Accepted tokens of a tree of so many nodes."""
+        """Expected accepted tokens of a tree of so many nodes."""
         return self.engine.kind.accepted(nodes) * self._all.of(self.engine.all.of(1.0, KIND_WEIGHT), REQUEST_WEIGHT)
 
     def record(self, tried: int, accepted: int, match: int = 0, emitted: int = BEGINNING) -> None:
-        """Learn from a chain: its first `tried` tokens were judged, the first `accepted` of them accepted.
+        """Learn from a chain.
 
         Args:
-            tried, accepted: as said.
+            tried: its first tokens, as many as were judged.
+            accepted: the first of these, as many as are right.
             match: as for `reach`.
-            emitted: tokens of the output before it.
+            emitted: tokens of the output before the chain.
         """
         if tried > 0:
             self.judged += 1

@@ -1,4 +1,7 @@
-"""State that lasts over rounds: what speculation lost, the pace, and when a drafter that did not pay is tried again."""
+"""State over rounds: what speculation may still lose, the pace, and when a drafter that did not pay is tried again.
+
+`policy` states the bound on the loss that `Guard` keeps.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ CREDIT = 12.0
 """Plain rounds that an account begins with: what a useless drafter may cost at first."""
 
 GRANT = 2.0
-"""Plain rounds that the account of models gains with every request, up to `CREDIT`: a hard request is no verdict on
-those after it (copies earn by `Missed`). In replays of a small target whose account was empty at first, a model that is
-worth 1.3 to 1.4 times plain decoding was not used at all without it."""
+"""Plain rounds that the account of models gains with every request, up to `CREDIT`: a hard request does not tell how
+later ones will be (for copies see `Missed`). In replays of a small target whose account was empty at first, a model
+that is worth 1.3 to 1.4 times plain decoding was not used at all without it."""
 
 HELD = 3 * CREDIT
 """Plain rounds that an account holds at most: what drafts have gained, they may lose again. Drafts that gain a third of
@@ -24,20 +27,21 @@ random walk). With no more than `CREDIT` held, that ended speculation that paid:
 worst replay of outputs of the shipped pair, and 0.69 with three times as much."""
 
 OWED = 2.0
-"""Plain rounds that rounds that ask free drafters can owe at most: 400 plain rounds make up for them, whatever a hard
-passage lost. Replays of a small target whose plain passes go together, 200 tokens: with copies 1.141, 1.144, 1.143 and
-1.137 times plain decoding with one round, two, four and no limit; without any 0.966, 0.971, 0.972 and 0.972."""
+"""Most plain rounds that the account of rounds that ask free drafters can owe: 400 plain rounds pay for them, whatever
+a hard passage has lost. Replays of a small target whose plain passes go together, 200 tokens: with copies 1.141, 1.144,
+1.143 and 1.137 times plain decoding with one round, two, four and no limit; without any 0.966, 0.971, 0.972 and
+0.972."""
 
 EARNED = CREDIT / 2
-"""Plain rounds that drafts have to have missed, on balance, before the account is given them. Chance alone often brings
-drafts that lose on average a gain of a few rounds, and seldom this one."""
+"""Plain rounds that missed drafts (`Missed`) must have been worth in sum before the account is given them. By chance
+alone drafts that lose on average often gain a few rounds, and seldom so many."""
 
 LOOKS = 0.5
-"""Those of them that looks may lose at first, the last look not counted. With a half, drafters that failed once are
-found again at batch size 4; with none they are not."""
+"""Plain rounds of the credit that looks may lose at first, the last look not counted. With a half, drafters that failed
+once are found again at batch size 4; with none they are not."""
 
 HOPES = CREDIT / 2
-"""Those that hopes may lose at first, the last one not counted."""
+"""Plain rounds of the credit that hopes may lose at first, the last one not counted."""
 
 PACE = 16.0
 """Rounds over which a request's pace is averaged; older ones fade. Four times that for the engine's."""
@@ -46,20 +50,20 @@ FORESEEN = ((0.6, 1.0), (0.25, 1.0), (0.25, 1.0))
 """Shares of foreseen tokens by the states of `Runs`, before any was seen; each weighs one token."""
 
 _REUSED = 4  # rounds for which values are reused: computing them is slow beside a choice
-_FIRST_LOOK = 4  # rounds from the first look that found nothing to the next; the interval doubles with each
+_FIRST_LOOK = 4  # rounds from a first useless look to the next one; the interval doubles with each useless look
 
 
 class Guard:
-    """What speculation may still lose against plain decoding, in plain rounds.
+    """An account of what speculation may still lose against plain decoding, in plain rounds.
 
     Args:
-        owed: that it can owe at most; what a round loses beyond that is forgiven.
+        owed: most that it can owe; what rounds lose beyond that is not counted.
 
     Attributes:
-        balance: in all.
-        spare: by looks, which are not expected to pay.
-        hopes: by drafts that pay only if their model is better than was found.
-        missed: what drafts that it could not pay for would have gained, lately.
+        balance: what may be lost in all.
+        spare: the part that looks may lose, which are not expected to pay.
+        hopes: the part that hopes may lose: drafts that pay only if their model is better than its estimate.
+        missed: what recent drafts would have gained that the account could not pay for, see `miss`.
     """
 
     def __init__(self, owed: float = inf) -> None:
@@ -67,22 +71,22 @@ class Guard:
         self.missed, self._least = 0.0, -owed
 
     def settle(self, took: float, emitted: float, *, looked: bool = False, hoped: bool = False) -> None:
-        """A round took so many plain rounds and emitted so many tokens a row."""
+        """Count a round that took the time of `took` plain rounds, and emitted so many tokens a row."""
         share, gain = SHARE * min(took, emitted), emitted - took
         self.balance = max(min(self.balance + share + gain, HELD), self._least)
         self.spare = min(self.spare + 2.0 * share + gain * looked, CREDIT)
         self.hopes = min(self.hopes + share + gain * hoped, CREDIT)
 
     def earn(self, rounds: float) -> None:
-        """It is given so many plain rounds, up to what it began with."""
+        """Give it so many plain rounds, up to what it began with."""
         self.balance = max(self.balance, min(self.balance + rounds, CREDIT))
 
     def begin(self, among: int) -> None:
-        """A request begins, in a round of so many rows."""
+        """Count a request that begins in a round of so many rows."""
         self.earn(GRANT / among)
 
     def miss(self, gain: float) -> None:
-        """A draft that could not be paid for would have gained so much; the account gains it once it is `EARNED`."""
+        """Count what a draft that could not be paid for would have gained; the account gets it once it is `EARNED`."""
         self.missed = max(self.missed + gain, 0.0)
         if self.missed >= EARNED:
             self.earn(self.missed)
@@ -90,24 +94,27 @@ class Guard:
 
 
 class Missed:
-    """A draft that was not verified since the account could not pay for it, while its tokens would be emitted.
+    """A draft that was not verified since the account could not pay for it, followed while its tokens are emitted.
 
-    It would have been one round: what the plain rounds in its place took more is what it would have gained.
+    It would have been one round: it would have gained the further plain rounds that were made in its place.
 
     Args:
         tokens: of the draft.
         gain: of each token that is right, in plain rounds.
-        cost: of verifying it, in plain rounds.
+        cost: of verifying the draft, in plain rounds.
+
+    Attributes:
+        gained: what it would have gained by the tokens emitted so far, in plain rounds.
     """
 
-    __slots__ = ("_cost", "_each", "_left", "gained")
+    __slots__ = ("_each", "_left", "gained")
 
     def __init__(self, tokens: int, gain: float, cost: float) -> None:
-        self._left, self._each, self._cost = tokens, gain, cost
+        self._left, self._each = tokens, gain
         self.gained = -cost
 
     def follow(self, foreseen: Sequence[bool]) -> bool:
-        """Tokens were emitted, each with whether a free drafter had it; whether the draft is over with them."""
+        """Compare it with emitted tokens, of each whether a free drafter had it; returns whether the draft is over."""
         for one in foreseen or (False,):
             self._left -= 1
             if not one:
@@ -117,7 +124,12 @@ class Missed:
 
 
 class Look:
-    """When a drafter that does not pay is tried again, in a round that is called a look."""
+    """When a drafter that does not pay is tried again, in a round that is called a look.
+
+    Attributes:
+        due: round of the request from which on a look is due.
+        wait: rounds to the next look if that one is useless.
+    """
 
     __slots__ = ("due", "wait")
 
@@ -125,16 +137,17 @@ class Look:
         self.due, self.wait = 0, _FIRST_LOOK
 
     def found(self, useful: bool, now: int) -> None:
-        """A look in round `now` is over. If it was useful, the next one may follow at once, else after `wait`."""
+        """Count a look in round `now`. If it was useful, the next one may follow at once, else after `wait` rounds."""
         self.due = now if useful else now + self.wait
         self.wait = _FIRST_LOOK if useful else 2 * self.wait
 
 
 class Pace:
-    """Emitted tokens by the time of a plain round, over the last rounds.
+    """The pace: emitted tokens in the time of a plain round, averaged over the last rounds.
 
     Args:
         memory: rounds after which the weight of earlier ones has fallen to 1/e.
+        start: the pace to begin with, which weighs one round; None for nothing known.
     """
 
     __slots__ = ("memory", "time", "tokens")
@@ -144,12 +157,12 @@ class Pace:
         self.tokens, self.time = start or 0.0, float(start is not None)
 
     def of(self, above: Pace) -> float:
-        """Tokens in a plain round's time, with the pace of other requests, `above`, as its prior."""
+        """The pace, with that of other requests, `above`, as its prior."""
         weight = PACE / 4
         return (self.tokens + weight * above.tokens / above.time) / (self.time + weight)
 
     def add(self, tokens: float, time: float, rounds: int = 1) -> None:
-        """Another round, or several alike."""
+        """Add a round, or several alike: tokens, and time in plain rounds, of each."""
         keep, weight = 1.0 - 1.0 / self.memory, 1.0
         if rounds != 1:
             keep **= rounds
@@ -159,7 +172,7 @@ class Pace:
 
 
 class Runs:
-    """Which tokens free drafters would have drafted ("foreseen"), as a chain of three states.
+    """Which tokens free drafters would have drafted ("foreseen"), as a Markov chain of three states.
 
     A round emits one token without any draft. So tokens that were not foreseen are worth a round each, and the others
     next to nothing: a model's draft is worth the unforeseen tokens that it reaches. The states are those of the token
@@ -169,7 +182,7 @@ class Runs:
         start: counts to begin with, by state: tokens that were foreseen then, and all.
 
     Attributes:
-        known: rounds were added.
+        known: whether rounds were added.
     """
 
     def __init__(self, start: Sequence[tuple[float, float]] = ((0.0, 0.0),) * 3) -> None:
@@ -180,7 +193,7 @@ class Runs:
         self.known = False
 
     def add(self, foreseen: Sequence[bool], memory: float = PACE) -> None:
-        """Tokens of a round, each with whether it was foreseen; older rounds fade."""
+        """Add a round's tokens, of each whether it was foreseen; older rounds fade."""
         self.known = True
         self._age += 1
         keep = 1.0 - 1.0 / memory
@@ -195,12 +208,12 @@ class Runs:
         """What further tokens are worth, in average ones, by the token before them.
 
         Args:
-            above: of the engine, which this begins with.
-            count: tokens.
+            above: those of the engine, the prior.
+            count: how many further tokens.
 
         Returns:
-            Behind the next token if it is foreseen; if it is not; behind one that is not foreseen and follows one that
-            is; and tokens for each unforeseen one.
+            Three lists of what 1, 2, … further tokens are worth: after a next token that is foreseen; after one that is
+            not; and after one that is not foreseen and follows one that is. And the tokens for each unforeseen one.
         """
         if self._age < 4 * _REUSED or self._age % _REUSED == 0 or not self._values:
             shares = [
@@ -212,7 +225,7 @@ class Runs:
         return foreseen, (first if self._state == 0 else later), first, each
 
 
-@lru_cache(64)  # requests of which nothing is known are alike, and share their lists
+@lru_cache(64)  # new requests, of which nothing is known, share their lists
 def _worths(seen: float, first: float, later: float, count: int) -> tuple[list[list[float]], float]:
     unforeseen = 1.0 + (1.0 - first) / max(later, 0.01)  # length of a run of these
     mean = unforeseen / (unforeseen + 1.0 / (1.0 - seen))

@@ -1,4 +1,4 @@
-"""What calls of one drafter take: a line by draft tokens, for drafters whose calls draft certain numbers of them."""
+"""Seconds of one drafter's calls, by draft tokens; some drafters' calls draft certain numbers of tokens only."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from foretoken.policy.lines import Drift, Line
 
 _SHARED = 0.35
-"""Share of the smallest call that a draft takes once, however many calls it is: with 2.9 MB of weights on a processor
-with AMX a token took 1.2 ms, five took 2.2, and a sixth, in a call of its own, 0.76 more."""
+"""Share of the smallest call that a draft of several calls takes only once: with 2.9 MB of weights on a processor with
+AMX one token took 1.2 ms, five took 2.2, and a sixth, in a call of its own, 0.76 more."""
 
 
 @dataclass
 class DrafterCosts:
-    """Of one drafter.
+    """Costs of one drafter.
 
     Attributes:
         call: seconds of a call by draft tokens (by nodes, for trees).
         row: share of a call that each further row adds.
         lag: seconds for each token that the drafter has not seen.
-        sizes: draft tokens of a call, in rising order: others are made up of these, those beyond what is wanted
-            dropped (`call_parts`); none where a call drafts any number.
+        sizes: numbers of tokens that one call can draft, in rising order; other drafts are made of several calls, and
+            surplus tokens dropped (`call_parts`). Empty where a call drafts any number.
     """
 
     call: Line
@@ -30,11 +30,11 @@ class DrafterCosts:
     sizes: tuple[int, ...] = ()
 
     def seconds(self, tokens: int) -> float:
-        """Of a draft of so many tokens in one row, drift left out."""
+        """Seconds of a draft of so many tokens in one row, drift left out."""
         each = [self.call(part) for part in call_parts(tokens, self.sizes)]
         if len(each) < 2:
             return sum(each)
-        # By what was measured lately the smallest call may be dearer than several larger ones.
+        # By recent measurements the smallest call may take longer than several larger ones.
         return max(sum(each) - _SHARED * self.call(self.sizes[0]) * (len(each) - 1), *each)
 
     def up_to(self, longest: int) -> list[float]:
@@ -44,7 +44,7 @@ class DrafterCosts:
         return [self.seconds(tokens) for tokens in range(longest + 1)]
 
     def record(self, tokens: int, seconds: float, drift: Drift) -> None:
-        """A draft in one row took so long; if it was more than one call, each took its usual share of that."""
+        """Learn from a draft in one row; where it was several calls, each counts with its usual share of the time."""
         parts = call_parts(tokens, self.sizes)
         if len(parts) == 1:
             return self.call.record(parts[0], seconds, drift)

@@ -1,4 +1,4 @@
-"""What drafts of copies are worth: their tokens are known before the choice, and so is how likely each is accepted."""
+"""What copies are worth: drafts that are known before the choice, with the probability that each token is accepted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from foretoken.policy.widths import STEPS
 
 
 class Copies(NamedTuple):
-    """An offer with what is expected of it.
+    """An offer with its expected acceptance.
 
     Attributes:
         offer: the offer.
-        reach: of each of its tokens, the chance that it is accepted.
+        reach: of each of its tokens, the probability that it and all before it are accepted.
         expected: accepted tokens of its first 0, 1, 2, … tokens.
     """
 
@@ -33,20 +33,20 @@ class Copies(NamedTuple):
     def worths(
         self, most: int, weight: float, rho: float, alone: float, extra: Sequence[float], apart: float = 0.0
     ) -> list[tuple[int, float, float]]:
-        """What drafts of its first tokens are worth: how many, without the cost of verifying them, and with it.
+        """What drafts of its first tokens are worth: tokens, worth without and worth with the cost of verifying them.
 
-        A copy of `size` tokens goes on in the next round: tokens that this round leaves are not lost, only later. So a
-        draft length counts for what drafting as many tokens in every round brings until the copy ends: of each later
-        round, its tokens less what its time is worth. (In one round alone long drafts look better than they are, since
-        its time is valued by the pace of rounds of which most have nothing to copy.)
+        A copy of `size` tokens goes on in the next round: tokens that this round does not draft are only drafted later.
+        So a draft length is valued by drafting as many tokens in every round until the copy ends: of each later round,
+        its tokens less what its time is worth. (Valued by one round alone, long drafts look better than they are, since
+        the time of a round is valued by the pace of rounds that mostly have nothing to copy.)
 
         Args:
             most: tokens that may be verified.
-            weight: what a token counts.
-            rho: what a second costs.
+            weight: what a token of the row is worth.
+            rho: what a second costs, in tokens.
             alone: seconds of a later round without a draft.
             extra: seconds that 0, 1, 2, … draft tokens add to it.
-            apart: what this round costs besides, in tokens.
+            apart: further costs of this round, in tokens.
         """
         size, reach, expected, found = min(self.offer.size, most), self.reach, self.expected, []
         for tokens in lengths_of(size):
@@ -61,15 +61,16 @@ class Copies(NamedTuple):
 
 @lru_cache(LARGEST + 1)
 def lengths_of(size: int) -> tuple[int, ...]:
-    """Draft lengths that are considered of a copy of so many tokens."""
+    """Draft lengths that are considered for a copy of so many tokens."""
     return (*(step for step in STEPS if step < size), size) if size else ()
 
 
 def prefixes(copies: Sequence[Copies], first: float, *, extends: bool) -> list[tuple[int, int, float, float, float]]:
-    """Copies that a model's draft may follow: tokens, whose, how many are accepted, and the chance that all are.
+    """Copies that a model's draft may follow, the empty one first.
 
-    And the chance that copies have the token behind it right, too. A copy is followed as long as its next token is
-    likelier to be right than the model's first one is.
+    Of each: its tokens, its drafter, the expected accepted tokens, the probability that all are accepted, and the
+    probability that copies have the token after it right, too. A copy is followed as long as its next token is likelier
+    to be right than the model's first one is.
 
     Args:
         copies: of a row.

@@ -11,33 +11,34 @@ from math import ceil
 from foretoken.policy.account import CREDIT, PACE, SHARE, Guard, Pace
 
 _START = {False: 1.0, True: 0.25}
-"""Tokens that the drafts of a round gain before any were made in this process, greedily and at a temperature; the less
-that is beside the cost of asking, the later the second round that asks. Assumed, a weight of one round; the second is
-what rounds that asked gained at temperature 1 in replays of the shipped pair's outputs, 0.1 to 0.5 (0.5 to 1.2 at
-0.7)."""
+"""Tokens that a round's drafts are assumed to gain, of greedy requests (False) and of sampled ones (True), before any
+were made in this process; they weigh one round. The less that is beside the cost of asking, the later the second round
+that asks. The second is what rounds that asked gained at temperature 1 in replays of the shipped pair's outputs, 0.1 to
+0.5 (0.5 to 1.2 at 0.7)."""
 
-_FIRST_WAIT = 2  # rounds from a first one that gained nothing to the next one, where such drafts usually gain enough
+_FIRST_WAIT = 2  # rounds from a first one that gained nothing to the next, where drafts on average gain enough
 _NEARLY = 0.55
-"""Share of what asking costs that they have to gain on average to be asked at short intervals, while the account of
-rounds that ask holds more than it began with: texts with many copies have passages without any. README's first command,
-whose answer repeats itself, had 1.05 times plain decoding with two thirds and 1.18 with this (medians of ten processes
-each)."""
+"""Share of the cost of asking that drafts have to gain on average to be asked for at short intervals, while the account
+of rounds that ask holds more than it began with: texts with many copies have passages without any. README's first
+command, whose answer repeats itself, had 1.05 times plain decoding with two thirds and 1.18 with this (medians of ten
+processes each)."""
 
 _REQUEST = PACE / 2  # rounds over which a request's gains are averaged: copies come and go with the passage
 
 
 class Copying:
-    """Of one request, or of all of an engine (then `above` is None): what free drafters gain, and when they are asked.
+    """What free drafters gain, and when they are asked: of one request, or of an engine (then `above` is None).
 
     Args:
-        above: the engine's.
-        sampled: of an engine's, whether it is of requests at a temperature.
-        account: of an engine's, what rounds that ask may still lose in rows by themselves; None for no limit.
+        above: the engine's, for a request's.
+        sampled: for an engine's: whether it is for sampled requests, or for greedy ones.
+        account: for an engine's: what rounds that ask may still lose in single rows; None for no limit.
 
     Attributes:
-        due: round of the request in which they are asked whatever they gained.
+        due: round of the request in which they are asked whatever they have gained.
         cost: of asking in the present round, in tokens.
-        apart: the part of it that is no asking: what a round of one pass takes beside plain passes that go together.
+        apart: the part of `cost` that is not the asking itself: what a round of one pass takes longer than one pass of
+            a plain round of several.
     """
 
     __slots__ = ("_alone", "_asked", "_gains", "_last", "_spared", "_wait", "above", "account", "apart", "cost", "due")
@@ -51,20 +52,19 @@ class Copying:
         self._spared = Pace(_REQUEST) if above else Pace(4 * PACE, 0.0)  # rounds that verified another's draft alone
 
     def asks(self, cost: float, now: int, apart: float = 0.0, *, alone: bool = True) -> bool:
-        """Whether their drafts are wanted in round `now` of the request, where these cost so many tokens, `apart` among
-        them.
+        """Whether to ask free drafters in round `now` of the request, at a cost of so many tokens, `apart` included.
 
-        They are if the drafts gained as much in the last round or on average; and else at intervals that double until
-        they are so long that this costs `SHARE` of the time. The first interval is the longer the less was gained in
-        other requests: many short requests would else spend a good part of their rounds on this. What rows that are
-        `alone` in their rounds spend in all is bounded, too: while they owe anything, none of them asks at intervals,
-        and while their account holds more than it began with, intervals stay short where the drafts gain nearly enough.
+        They are asked if their drafts gained as much in the last round or on average; and else at intervals, which
+        double until asking costs `SHARE` of the time. The first interval is the longer, the less was gained in other
+        requests: many short requests would otherwise spend a good part of their rounds on asking. What rows that are
+        `alone` spend in all is bounded, too: while they owe anything, none of them asks at intervals, and while their
+        account holds more than it began with, intervals stay short where the drafts gain nearly enough.
         """
         self.cost, self.apart, self._alone = cost, apart, alone
         return self.rounds_left(now) == 0
 
     def rounds_left(self, now: int) -> int:
-        """Rounds from round `now` on in which they are not wanted, at the cost of the last round that asked for it."""
+        """Rounds from round `now` on in which they are not asked, by the cost given to the last call of `asks`."""
         if self.earns:
             return 0
         balance, due = self.account.balance if self.account is not None and self._alone else 0.0, self.due
@@ -74,30 +74,30 @@ class Copying:
 
     @property
     def earns(self) -> bool:
-        """Whether they gained what asking for them cost last, in the last round or on average."""
+        """Whether their drafts gained the cost of asking, in the last round that asked or on average."""
         return self.last >= self.cost or self._usual >= self.cost
 
     @property
     def _usual(self) -> float:
-        """What they gained on average, likewise."""
+        """What their drafts gained on average, comparable with `cost`."""
         assert self.above is not None
         return self._gains.of(self.above._gains) + self._spared.of(self.above._spared) * self.apart
 
     @property
     def last(self) -> float:
-        """What they gained in the last round in which they were asked, in tokens, as it counts beside `cost`."""
+        """What their drafts gained in the last round that asked, in tokens, comparable with `cost`."""
         tokens, spared = self._last
         return tokens + spared * self.apart
 
     def gained(self, tokens: float, now: int, *, real: float | None = None, spared: bool = False) -> None:
-        """They were asked in round `now`.
+        """Learn what they gained in round `now`, in which they were asked.
 
         Args:
-            tokens: that their draft was expected to gain beside a plain round of one pass, verification paid; 0 if it
-                was not verified.
+            tokens: expected gain of their draft over a plain round of one pass, less its verification; 0 if it was not
+                verified.
             now: the round.
-            real: what it gained as it turned out, which is averaged: of the drafts that are expected to gain most, more
-                turn out worse than better. None for `tokens`.
+            real: its actual gain, which is averaged: drafts with the largest expected gains tend to turn out worse.
+                None for `tokens`.
             spared: the round verified another drafter's draft, or another row's: then `apart` is no cost of asking.
         """
         assert self.above is not None

@@ -1,4 +1,4 @@
-"""What rounds and drafts take: of the target's passes, of each drafter's calls, of free drafts, of a pass's new width.
+"""Seconds of rounds and drafts: the target's passes, each drafter's calls, free drafts, changes of a pass's width.
 
 Lines (`foretoken.policy.lines`) hold the seconds by size; every round refines them.
 """
@@ -15,44 +15,44 @@ from foretoken.policy.lines import Drift, Line, bucket
 from foretoken.policy.together import Together
 
 BYTES_PER_POSITION = 0.04
-"""Cost of a further position where costs must not depend on the clock, as a share of a pass; assumed."""
+"""Cost of a further position as a share of a pass, where costs must not depend on the clock; assumed."""
 
 ASKED_SECONDS = 4e-4
-"""What it takes to ask free drafters for a row, for requests whose costs may depend on no clock: a quarter of a round
+"""Seconds to ask free drafters for a row, for requests whose costs must not depend on the clock: a quarter of a round
 with 10.5 MB of weights on a CPU, and a sixth of one with 20 MB."""
 
 CALLED_SECONDS = 1e-3
-"""The same of a call of a model, besides reading its weights for each token: 2, 3 and 5 tokens drawn by 2.9 MB
+"""Likewise seconds of a model's call, besides reading its weights for each token: 2, 3 and 5 tokens drawn by 2.9 MB
 took 1.8, 2.3 and 3.0 ms beside plain rounds of 2.7, on an AMD EPYC with AVX2."""
 
 ROUND_SECONDS = 2e-3
-"""What a round with a draft takes besides its pass and its model's call, likewise, where several plain passes go
-together (`plain_passes`), which share it. One of one pass took 1.3 ms beside 0.25 for each plain pass of six, on the
+"""Likewise seconds of a round with a draft besides its pass and its model's call, where several plain passes go
+together (`plain_passes`), which share them. One of one pass took 1.3 ms beside 0.25 for each plain pass of six, on the
 same machine, and 0.8 beside 0.1 on one that multiplies bfloat16 numbers; the plain passes behind a draft then took 2 ms
 longer, since what the wider pass read had driven their weights out of the processor's caches. It counts as no more than
 two passes: one over few bytes takes longer than they say."""
 
 PLAIN_SECONDS = 1 / 60
-"""Most time of a round of several plain passes, by what they are assumed to take: a screen shows no more often what has
-come, and who joins or cancels waits no longer for the next round. On a CPU models above some 60 MB have one pass, and
-above 125 MB on one that multiplies bfloat16 numbers."""
+"""Most seconds of a round of several plain passes, by the assumed time of a pass: a screen is not refreshed more often,
+and requests that join or are cancelled wait no longer for the next round. On a CPU models above some 60 MB have one
+pass, and above 125 MB on one that multiplies bfloat16 numbers."""
 
 _LAG_SHARE = 0.05
 """Cost of a token of lag, as a share of a draft token's, until rounds measure it; assumed."""
 
 _REUSED = 8  # rounds for which tables of costs are reused: making them is slow beside a choice
-_AVERAGED = 12.0  # rounds over which the cost of a change is averaged, and how many tokens free drafters draft
-_CHECKED = 8  # passes that what calibration or an earlier process found of it counts as
+_AVERAGED = 12.0  # rounds over which the cost of a change of width, and the tokens of free drafts, are averaged
+_CHECKED = 8  # passes that a share of plain passes (`Together`) from calibration or an earlier process counts as
 
 
 def plain_passes(seconds: float, position: float | None, rows: int, most: int) -> int:
-    """How many plain passes a round may take.
+    """How many plain passes a round may have.
 
     Args:
-        seconds: of a pass over one token, as is assumed; 0 where nothing is known.
+        seconds: assumed for a pass over one token; 0 where nothing is known.
         position: cost of a further token, as a share of that; None for `BYTES_PER_POSITION`.
         rows: of the passes.
-        most: passes.
+        most: limit of the passes.
     """
     if not seconds:
         return 1
@@ -61,15 +61,15 @@ def plain_passes(seconds: float, position: float | None, rows: int, most: int) -
 
 
 class Table(NamedTuple):
-    """Seconds in a batch of so many rows.
+    """Seconds in a batch of a given number of rows.
 
     Attributes:
         plain: of a plain pass (`Costs.plain`).
         apart: what a round of one pass takes longer (`time_apart`), whatever it drafts.
         extra: what a draft of 0, 1, 2, … tokens in one row adds to such a round, where all rows have as many.
-        calls: of each drafter, a call in one row for so many tokens.
+        calls: of each drafter, its call in one row for 0, 1, 2, … tokens.
         token: the least that a token of a draft adds.
-        asking: of asking free drafters for all rows, and of making each token of theirs.
+        asking: of asking free drafters for all rows, and of each token that they draft.
     """
 
     plain: float
@@ -81,27 +81,30 @@ class Table(NamedTuple):
 
 
 class Costs:
-    """Of one pair of a target and its drafters.
+    """Costs of a target and its drafters, in seconds, or in passes of the target where they are by bytes (`by_bytes`).
 
     Args:
         target: seconds of a round by positions of the pass, over all rows; drafters left out.
-        drafters: in their order.
+        drafters: costs of each drafter.
 
     Attributes:
         change: seconds that a pass takes longer if it is not as wide as the one before; drift left out.
-        alone: what passes over one row are padded to, in rising order; those over more positions are not.
+        alone: widths that passes over one row are padded to, in rising order; wider passes are not padded.
         together: what plain passes take that go together.
-        rounds: seconds that a round takes besides what the lines say, beside plain passes that go together; 0 where
-            `together` is measured.
+        rounds: seconds that a round takes longer than the lines say, compared with plain passes that go together; 0
+            where `together` is measured.
+        copying: seconds of free drafters by rows and tokens together; None before they are measured.
+        copies: average of rows and tokens of free drafts, for each row.
+        anchored: whether the drift is known: costs were measured, or a round was, in this process.
     """
 
     def __init__(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
-        self._met: set[tuple[int, int]] = set()  # whose passes and calls of about which size were run
+        self._met: set[tuple[int, int]] = set()  # sizes of passes (-1) and of drafters' calls that were run
         self.drafters: list[DrafterCosts] = []
         self.become(target, drafters)
 
     def become(self, target: Line, drafters: Sequence[DrafterCosts]) -> None:
-        """Take over other lines, of the same drafters."""
+        """Replace the lines, those of the same drafters, and forget what was learnt."""
         for new, old in zip(drafters, self.drafters, strict=False):
             new.sizes = old.sizes
         self.target, self.drafters = target, list(drafters)
@@ -123,7 +126,7 @@ class Costs:
         change: float = 0.0,
         together: float | None = None,
     ) -> None:
-        """Take over what calibration found, given as for `Cascade.measure`."""
+        """Take over the measurements of calibration; arguments as for `Cascade.measure`."""
         lines = [Line.through(points) for points in drafters]
         calls = [DrafterCosts(line, lag=_LAG_SHARE * line.each) for line in lines]
         self.become(Line.through(target), calls)
@@ -143,16 +146,16 @@ class Costs:
         calling: float = 0.0,
         rounds: float = 0.0,
     ) -> Costs:
-        """Costs that depend on no clock: in passes of the target, by the bytes of weights that a pass reads.
+        """Costs that do not depend on the clock: in passes of the target, by the bytes of weights that a pass reads.
 
         Args:
             target: bytes of the target's weights.
             drafters: bytes that each drafter reads for a draft token.
             position: cost of a further position of the target's, as a share of a pass over one; None for
                 `BYTES_PER_POSITION` of a pass.
-            asking: passes of the target that asking free drafters counts as.
-            calling: the same of a call of another drafter, besides its draft tokens.
-            rounds: the same of a round, besides its pass and calls, beside plain passes that go together.
+            asking: cost of asking free drafters.
+            calling: cost of a call of another drafter, besides its draft tokens.
+            rounds: cost of a round, besides its pass and calls, compared with plain passes that go together.
         """
         shares = [size / max(target, 1.0) for size in drafters]
         lines = [
@@ -165,20 +168,20 @@ class Costs:
         return costs
 
     def draft(self, drafter: int, tokens: int, rows: int, lag: int) -> float:
-        """Seconds of a call of a drafter for so many tokens, in so many rows that it lags so far behind in all."""
+        """Seconds of a drafter's call for so many tokens in so many rows; `lag` is the sum of the rows' lags."""
         costs = self.drafters[drafter]
         return costs.seconds(tokens) * (1.0 + costs.row * (rows - 1)) + costs.lag * lag
 
     def plain(self, rows: int) -> float:
-        """Seconds of a plain pass over so many roots, in rounds of several where there are such."""
+        """Seconds of a plain pass over so many roots, in a round of several passes where such rounds are known."""
         return self.together.plain(rows, self.target(rows), self.drift)
 
     def copy(self, units: int) -> float:
-        """Seconds that free drafters take for so many rows and tokens together; 0 before they were measured."""
+        """Seconds that free drafters take for so many rows and tokens together; 0 before they are measured."""
         return self.copying(units) if self.copying is not None and units else 0.0
 
     def table(self, rows: int, longest: int) -> Table:
-        """Seconds by draft tokens, up to `longest`; those of the last few rounds are reused."""
+        """The table for so many rows and up to `longest` draft tokens; one of the last few rounds is reused."""
         key = (rows, *[one.sizes for one in self.drafters])
         made, found = self._tables.get(key, (0, None))
         if found is None or self._rounds >= made + _REUSED:
@@ -200,7 +203,7 @@ class Costs:
         return found
 
     def runs_alone_at(self, widths: tuple[int, ...]) -> None:
-        """Passes over one row are padded to the next of these widths from now on, where there is one."""
+        """Set `alone`: from now on passes over one row are padded to the next of these widths, where there is one."""
         if widths != self.alone:
             self.alone = widths
             self._tables.clear()
@@ -230,12 +233,20 @@ class Costs:
         changed: bool = False,
         behind: bool = False,
     ) -> None:
-        """A round's pass over so many positions, and its calls of drafters: index, tokens, rows, lag in all, seconds.
+        """Learn from a round.
 
-        Where the pass was not as wide as the one before, only what that costs is learnt from it; from a plain one
-        `behind` passes that go together, which is slow beside others, nothing. Where costs were not measured in this
-        process, the first other round sets the drift, which saved costs and costs by bytes do not know. `copied` are
-        the rows that free drafters drafted for, the tokens that they drafted, and the seconds of that.
+        Where the pass was not as wide as the one before, only the cost of a change is learnt from it. Where costs were
+        not measured in this process, the first other round sets the drift, which saved costs and costs by bytes do not
+        know.
+
+        Args:
+            positions: of the pass, over all rows.
+            seconds: of the round, drafters left out.
+            calls: of drafters that are not free: index, tokens, rows, sum of the rows' lags, seconds.
+            copied: rows that free drafters drafted for, tokens that they drafted, and seconds of that.
+            changed: the pass was not as wide as the one before.
+            behind: a plain pass after passes that went together, which is slower than others: nothing is learnt from
+                it.
         """
         self._rounds += 1
         if changed:
@@ -254,7 +265,7 @@ class Costs:
             units, now = rows + drafted, took * exp(-self.drift.value)
             if self.copying is not None:
                 self.copying.record(units, now, None)
-            elif took > 0.0:  # half of it taken to be for the round itself
+            elif took > 0.0:  # half of it is assumed to be independent of rows and tokens
                 self.copying = Line(now / 2.0, now / (2.0 * units))
                 self.copying.doubt()
             self.copies += (units / rows - self.copies) / _AVERAGED
@@ -278,10 +289,10 @@ class Costs:
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Costs:
-        """What an earlier process measured.
+        """Costs that an earlier process measured, from `as_json`.
 
         Raises:
-            ValueError, TypeError, KeyError: it is damaged.
+            ValueError, TypeError, KeyError: they are damaged.
         """
         drafters = [
             DrafterCosts(Line(float(fixed), float(each)), float(row), float(lag))
@@ -295,6 +306,8 @@ class Costs:
 
 
 def time_apart(costs: Costs, rows: int) -> float:
-    """Seconds (passes, where costs are by bytes) that a plain round of one pass over so many roots takes longer than a
-    pass of a round of several."""
+    """How much longer a plain round of one pass over so many roots takes than one pass of a plain round of several.
+
+    In seconds, or in passes of the target where costs are by bytes.
+    """
     return costs.rounds + costs.target(rows) - costs.plain(rows)

@@ -1,8 +1,8 @@
 """One decision: for each row of a round, the option with the largest ``E - ρ t``.
 
-Of several rows, what is to become large is the harmonic mean H of their paces, which makes the time of a token,
-averaged over requests, small. A token more in a row of pace p adds (H / p)² to H, so that is what it counts. Rows
-that emit much are sped up no further at the cost of others: the sum of tokens would grow, and the batch end later.
+Of several rows the harmonic mean H of their paces is maximised, which minimises the time of a token, averaged over
+requests. A further token in a row of pace p adds (H / p)² to H, so that is its weight. Rows that emit much are not sped
+up at the cost of others: the sum of tokens would grow, but the batch would end later.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ class Decision:
     Args:
         rows: of the round; their choices are filled in.
         kinds: of the drafters.
-        models: indices of those that are not free.
+        models: indices of the drafters that are not free.
         extends: of each drafter, whether it can extend a copy.
-        widths: of passes, and those of the last one and the narrowest; None if a pass costs what its positions do.
-        beside: rows that draft nothing, and are none of `rows`.
+        widths: the choice of widths, the width of the last pass and of the narrowest one; None if changes of width cost
+            nothing.
+        beside: further rows of the pass, which draft nothing.
         charged: which account pays for padding where nothing is drafted.
-        by_itself: of a request that depends on no other, and so on no clock.
+        by_itself: the request is reproducible: it depends on no other request and on no clock.
 
     Attributes:
-        width: of the pass, at least; 0 for none.
-        beyond: of several rows, that they are too many for any model (`may_pay`).
+        width: least width of the pass; 0 for any.
+        beyond: whether the rows are too many for any model to pay (`may_pay`).
     """
 
     def __init__(
@@ -55,15 +56,15 @@ class Decision:
         count = self.count = len(rows) + beside
         self.table: Table = self.costs.table(count, LARGEST)
         plain, apart = self.table.plain, self.table.apart
-        # A round that asks free drafters has one pass whatever is drafted. Of models', that is a cost of drafting. A
-        # request that depends on no clock asks them now and then where they gain little, and goes on with plain passes
-        # if nothing is drafted: every draft pays for its round. Of others, what is measured tells.
+        # A round that asks free drafters has one pass whatever is drafted; without asking, having one pass is a cost of
+        # drafting. A reproducible request seldom asks them where they gain little, and continues with several plain
+        # passes if nothing is drafted: there every draft pays for its round. For others measurements decide.
         asked = any([row.request.asked for row in rows])
         seldom = by_itself and not rows[0].request.copying.earns
         self.apart = 0.0 if asked and not seldom else apart
         alone, paces = 1.0, [row.request.pace.of(row.request.above[0]) for row in rows]
         self.worths: list[Worths] = []  # of each row; none where all tokens are worth 1
-        # A foreseen token is worth little only where copies are drafted in each round.
+        # Foreseen tokens are worth less only where copies are drafted in every round.
         if models and not seldom and any(row.request.above[1].known for row in rows):
             worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
             run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
@@ -75,7 +76,7 @@ class Decision:
         self.base = (sum([row.weight for row in rows]) + beside * mean**2) / count  # what a plain round emits
         if models and count > 1:
             token = max((max(map(max, each)) for each in self.worths), default=1.0) * max(row.weight for row in rows)
-            least = count / plain  # of ρ, whoever the rows are
+            least = count / plain  # the least ρ of so many rows
             bounds = (max(self.base, mean) * least, max(token, 1.0)), (least, 1.0)
             self.beyond = not any(
                 may_pay(self.costs, at, kinds[at], count, rho, worth, self.apart)
@@ -100,7 +101,7 @@ class Decision:
         self.decide(widths, charged)
 
     def decide(self, widths: tuple[Widths, int, int] | None, charged: int) -> None:
-        """Decide on the rows' offers, or again on others while nothing is learnt; arguments are those of the class."""
+        """Decide by the rows' offers; again after new ones, while all else is the same. Arguments as for the class."""
         rows, options, apart, self.width = self.rows, self._drafts, self.table.apart, 0
         fitting = widths if self.costs.change > 0.0 else None
         self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]
@@ -117,7 +118,7 @@ class Decision:
                     return
 
     def _best(self, copied: list[Joint], with_models: list[Joint]) -> Joint:
-        """What is best where every pass is as wide as it has to be."""
+        """The best option where every pass is only as wide as its tokens."""
         best, most = copied[0], 0.0
         for joints, affordable in zip((copied, with_models), self._affordable, strict=True):
             for joint in joints:
@@ -134,7 +135,7 @@ class Decision:
     def _fitting(
         self, copied: list[Joint], with_models: list[Joint], widths: Widths, last: int, least: int, charged: int
     ) -> Joint:
-        """What is best in the width that serves best over the rounds; sets `width`."""
+        """The best option in the width that is best over the rounds (`Widths`); sets `width`."""
         rows, change, rho, table = self.count, self.costs.change, self.rho, self.table.extra
         narrowest, known, extra = max(rows, least), len(table) if rows == 1 else 0, 0.0
         sets = [sorted(joints, key=itemgetter(0))[::-1] for joints in (copied, with_models) if joints]
@@ -161,13 +162,13 @@ class Decision:
             if best is none and width > narrowest:
                 if padded > self._affordable[charged]:
                     continue
-                value -= SHARE  # a pass that is wide for nothing costs something, though by what is measured it may not
+                value -= SHARE  # padding alone costs something, even where measurements say that it does not
             values[width], serving[width] = value, best
         self.width = widths.next(values, last, rho * change)
         return serving[self.width]
 
     def _options(self, drafter: int, emitted: int | None = None, *, hoping: bool = False) -> list[list[Option]]:
-        """Of each row, a model's draft lengths; behind other than the row's emitted tokens, if given."""
+        """Of each row, the options of a model; with `emitted`, as after so many tokens of output."""
         found: list[list[Option]] = []
         worths: Sequence[Worths | None] = self.worths or [None] * len(self.rows)
         for row, worth in zip(self.rows, worths, strict=True):
@@ -183,7 +184,7 @@ class Decision:
         return found
 
     def _pace_of_models(self, drafts: dict[int, list[list[Option]]]) -> float:
-        """The best pace of one model that drafts as many tokens in every row, as far as it may; 1 if none is faster."""
+        """The best pace with one model that drafts the same length in every row, up to the rows' limits; at least 1."""
         count, best, plain, apart = len(self.rows), 1.0, self.table.plain, self.table.apart
         for drafter, options in drafts.items():
             share, calls = 1.0 + self.costs.drafters[drafter].row * (count - 1), self.table.calls[drafter]
@@ -196,11 +197,11 @@ class Decision:
         return best
 
     def _copied(self, *, fitting: bool) -> list[Joint]:
-        """Drafts that are made already, the empty one first; fills in each row's best use of them alone.
+        """Options without a model, the empty one first; fills in each row's best one by itself (`Row.alone`).
 
         Args:
-            fitting: for passes of several widths; else what pays in each row by itself is all that is given. In one row
-                that is each of `lengths_of`, in several what pays in each with so many at most.
+            fitting: give options for passes of several widths: in a single row each length of `lengths_of`, in several
+                rows the best ones with so many tokens a row at most. Else only what pays in each row by itself.
         """
         rows, extra, rho = self.rows, self.table.extra, self.rho
         limit, change = self._affordable[0] / len(rows), self.costs.change / self.count if fitting else 0.0
@@ -242,10 +243,10 @@ class Decision:
         return joints
 
     def _with_model(self, drafter: int, options: list[list[Option]]) -> list[Joint]:
-        """What all rows do where a model drafts in some of them.
+        """Options where a model drafts in some rows.
 
-        Rows share its calls, which take as long as the longest draft does. So all rows get longer drafts together, and
-        each takes the length that is best for itself on the way. Of a single row, all lengths are given.
+        Rows share its calls, which take as long as the longest draft. So the limit rises for all rows together, and
+        each row takes its best length up to the limit. For a single row there is an option for each length.
         """
         rows, table, rho = self.rows, self.table, self.rho_model
         own = [row.alone for row in rows]
@@ -287,7 +288,7 @@ class Decision:
                 continue
             if not improved:
                 if any(asks):
-                    break  # what a further token adds only falls
+                    break  # longer drafts gain ever less
                 continue
             call = table.calls[drafter][length] * (1.0 + share * (sum(asks) - 1))
             lag = read * sum(row.lags[drafter] for row, asked in zip(rows, asks, strict=True) if asked)
@@ -296,13 +297,13 @@ class Decision:
         return joints
 
     def _may_hope(self, drafter: int) -> bool:
-        """Whether a row by itself may draft with a model as if that were better than was found."""
+        """Whether a single row may draft by an upper confidence bound of a model's acceptance."""
         request, trees = self.rows[0].request, self.kinds[drafter].trees
         useful = request.acceptance[drafter].engine.was_useful and not trees
         return self.count == 1 and useful and request.guards[1].hopes > 0.0
 
     def _hope(self, drafter: int) -> bool:
-        """Have a row by itself draft with a model that would pay if it is better than was found; whether it does."""
+        """Let a single row draft with a model that would pay by its upper confidence bound; returns whether it does."""
         row, most = self.rows[0], 0.0
         if row.chosen.tokens or not self._may_hope(drafter):
             return False
@@ -315,7 +316,7 @@ class Decision:
         return most > 0.0
 
     def _look(self, drafter: int, options: list[list[Option]]) -> bool:
-        """Have one row draft with a model that does not pay, if that is due; whether one does."""
+        """Let one row draft with a model that does not pay, if a look is due; returns whether one does."""
         due = [
             (row.lags[drafter], at)
             for at, row in enumerate(self.rows)

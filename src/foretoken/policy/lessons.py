@@ -1,4 +1,4 @@
-"""What rounds teach a policy: what they cost, what speculation lost against plain decoding, at which pace rows go."""
+"""What a policy learns from rounds: costs, the accounts of what speculation lost, and the paces of the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foretoken.policy.rests import Rests
 from foretoken.policy.steady import Told
 
 _HEARD = 16
-"""Of plain rounds in which all rows rest, one in so many refines the costs: that takes most of their time."""
+"""Of so many plain rounds in which all rows rest, one refines the costs: learning takes most of the time in them."""
 
 
 def is_heard(number: int) -> bool:
@@ -33,8 +33,8 @@ class Lessons:
         asking: the account of rounds that ask free drafters.
 
     Attributes:
-        awake: seconds that decisions and what is learnt from them take, each round that is decided; drift left out.
-        charged: the account of the last drafts, 0 or 1: it pays for padding.
+        awake: seconds of deciding and learning in a round that is decided; drift left out.
+        charged: index of the account of the last drafts, which pays for padding.
     """
 
     kinds: Sequence[Kind]
@@ -55,7 +55,7 @@ class Lessons:
         self._several = False  # the last round was of several passes
 
     def rested(self, rounds: int, rows: int) -> None:
-        """So many rounds are over in which all rows rested; what padding took was charged before, if there was any."""
+        """Count rounds in which all rows rested; padding, if there was any, was charged by `rested_together`."""
         self.rests.now += rounds
         self._prompted, self._count = False, rows
         for guard in self.guards:
@@ -65,19 +65,19 @@ class Lessons:
     def rested_together(
         self, passes: int, rows: int, seconds: float, *, padding: int = 0, changed: bool = False, within: bool = True
     ) -> None:
-        """A round of several plain passes over so many roots is over; `rested` is told of it later.
+        """Learn from a round of several plain passes over so many roots; `rested` counts it later.
 
-        What padding takes is charged to the account that drafted last, unless a prompt or drafts of rows with accounts
-        of their own made the pass wide; and so is a pass that was not as wide as the one before, unless there were
-        other rows in it. Padding that a row has left is charged, too: it can't be told apart.
+        Padding is charged to the account that drafted last, unless a prompt or drafts of rows with accounts of their
+        own made the pass wide; and so is a pass that was not as wide as the one before, unless that one had other rows.
+        Padding for a row that has left is charged, too, since it can't be distinguished.
 
         Args:
             passes: of the round.
             rows: of each pass.
             seconds: of the round.
-            padding: positions of all its passes beside the roots.
+            padding: positions of all its passes, roots left out.
             changed: one of them was not as wide as the pass before it.
-            within: `seconds` hold what the new width took.
+            within: `seconds` include the cost of the new width.
         """
         costs = self.costs
         if not self._widened:
@@ -105,18 +105,18 @@ class Lessons:
         beside: int = 0,
         deciding: float = 0.0,
     ) -> None:
-        """A round is over.
+        """Learn from a round.
 
         Args:
             rows: as in `Policy.choose`.
             emitted: tokens of each row.
-            positions: of the target's pass, over all rows, with padding for the sake of earlier passes.
-            calls: of drafters that are not free: index, most tokens, rows, tokens of lag in all, seconds.
-            seconds: of the round without these calls; None where it did something else too (prefill).
-            copied: seconds that free drafters took, which `seconds` has not.
+            positions: of the target's pass, over all rows, padding included.
+            calls: of drafters that are not free: index, most tokens, rows, sum of the rows' lags, seconds.
+            seconds: of the round without these calls and `copied`; None where it did something else, too (prefill).
+            copied: seconds that free drafters took.
             changed: the pass was not as wide as the one before, and took longer for that.
             beside: further rows of the pass, which were plain.
-            deciding: seconds that the decision took, and learning from the round before.
+            deciding: seconds of the decision, and of learning from the round before.
         """
         costs, count = self.costs, len(rows) + beside
         costs.together.unseen += count == 1
@@ -132,7 +132,7 @@ class Lessons:
         looked = any([row.request.looking for row in own_rows])
         drafted = any([row.chosen.tokens > 0 and not row.request.looking for row in own_rows])
         total = None if seconds is None or self.given else seconds + copied + sum([call[4] for call in calls])
-        # After a prompt's pass, or in a batch of other rows, a plain pass has another width than the last one, too.
+        # After a prompt's pass, or one over other rows, a plain pass would have another width than the last one, too.
         given = changed and (seconds is None or self._prompted or count != self._count)
         self._prompted, self._count = seconds is None, count
         if self._prompted or drafting:  # prompts and drafts of one round are one pass
@@ -145,7 +145,7 @@ class Lessons:
         behind = several and positions == count and not calls
         if total is not None and seconds is not None and (positions > count or changed or calls or heard):
             costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed, behind=behind)
-        # What drafts lose is against plain rounds of several passes; one of a pass alone is no loss of theirs.
+        # Rounds with drafts are charged against plain rounds of several passes, plain rounds of one pass are not.
         drafts = calls or changed or positions > count
         plain = costs.plain(count) if drafts else costs.target(count)
         changing = given * costs.change
@@ -160,9 +160,9 @@ class Lessons:
             each, among = (planned, count) if own else (planned_alone(row, self.free), 1)
             if request.asked:
                 source = row.chosen.source if row.chosen.copied else row.chosen.drafter
-                # Rates of copies are measured; what a prediction is worth is assumed until a draft of it is right.
+                # Rates of copies are measured; those of a prediction are assumed until a draft of it is right.
                 used = row.chosen.tokens and self.free[source] and (tokens > 1 or self.kinds[source] is not PREDICTION)
-                # A draft of another one, or of another row, too, takes a round that plain passes can't go on in.
+                # Drafts of another drafter, or of another row, also take a round in which no further plain passes fit.
                 others = not used and own and (positions > count or bool(calls))
                 right = min(tokens - 1, row.chosen.copied or row.chosen.tokens)
                 gain, real = (row.gain, row.weight * right - row.price) if used else (0.0, 0.0)
@@ -195,12 +195,12 @@ class Lessons:
         self.rests.let(own_rows, count, drafted, deciding, looked=looked, begun=begun)
 
     def learn_together(self, request: Request, rounds: Sequence[Told], model: int = 0) -> None:
-        """Rounds of a row by itself are over, which went by `Policy.prices`.
+        """Learn from rounds of a single row that were decided by `Policy.prices`.
 
         Args:
             request: of the row.
-            rounds: those.
-            model: index of the drafter that drafted in them, if free drafters were not asked.
+            rounds: in order.
+            model: index of the model that drafted in them, where free drafters were not asked.
         """
         costs, count, models, planned = self.costs, len(rounds), not request.asked, 0.0
         for one in rounds:
@@ -234,7 +234,7 @@ class Lessons:
         self.rests.now += count
         costs.together.unseen += count
         self._count, self.charged = 1, int(models)
-        if not models:  # whose rounds decide nothing
+        if not models:  # rounds of a model's draft length decide nothing
             deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
             self.awake += (deciding - self.awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
         tokens = sum(one.emitted for one in rounds)
@@ -242,10 +242,11 @@ class Lessons:
             pace.add(tokens / count, planned / count, count)
 
     def _settle_asking(self, seconds: float | None, emitted: Sequence[int], *, prompted: bool) -> None:
-        """Charge a round of a row by itself that asked free drafters, and no model, with all of its `seconds`.
+        """Charge the `seconds` of a round of a single row that asked free drafters, and no model; None for other
+        rounds.
 
-        It has one pass whether they draft or not, beside plain passes that go together; where it has a prompt, it has
-        one whoever is asked. Another round has None: it pays nothing.
+        Such a round has one pass whether they draft or not, where a plain round may have several; a round with a prompt
+        has one pass in any case, which is not charged.
         """
         if seconds is None:
             return self.asking.earn(SHARE)

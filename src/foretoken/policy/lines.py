@@ -1,14 +1,14 @@
-"""How long rounds and drafts take: a line for each, measured before the first token and refined by every round.
+"""Seconds of rounds and drafts by size: a line for each, measured before the first token and refined by every round.
 
-`Line` is seconds by size: ``fixed + each * size``, the bytes that are read whatever the size, and the arithmetic that
-grows with it; times a correction by size, for what is not linear in size (a processor that first waits for memory and
-then for arithmetic, padded kernels, a full cache). What makes everything slower for a while, such as other work on the
-machine, is one factor that all lines share (`Drift`): choices go by ratios, which it leaves alone.
+A `Line` is ``fixed + each * size``, the bytes that are read whatever the size, and the arithmetic that grows with it;
+times a correction by size, for what is not linear (a processor that is bound by memory first and by arithmetic later,
+padded kernels, a full cache). What makes everything slower for a while, such as other work on the machine, is one
+factor that all lines share (`Drift`): choices go by ratios, which it does not change.
 
-A measured round says something of both, of its size's correction and of the drift. They are told apart as a Kalman
-filter does, by how uncertain each is. The logarithms of corrections are taken for a Brownian motion in the logarithm of
-the size: between two measured sizes they are interpolated, and beyond them uncertain, so that a surprise there is its
-correction's, and that of all sizes beyond; a surprise at sizes that are known well is the drift's.
+A measured round tells of both its size's correction and the drift. A Kalman filter divides the difference from the
+estimate between them, by how uncertain each is. The logarithms of corrections are modelled as a Brownian motion in the
+logarithm of the size: between two measured sizes they are interpolated, and beyond them uncertain. So a difference at
+an unmeasured size changes the corrections there and beyond, and one at well known sizes changes the drift.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ SIZES = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512)
 """Sizes with corrections of their own; other sizes use the nearest one's."""
 
 _OUTLIER = 0.3
-"""Difference of a measurement from its estimate, as a logarithm (35%), from which on it counts as less certain, and
-most that one measurement changes an estimate. So a single round that other work slows down rules out no length."""
+"""Difference of a measurement from its estimate, as a logarithm (35%), above which it is less certain; also the most
+that one measurement changes an estimate. So a single round that other work slows down rules out no length."""
 
 LONGER = exp(_OUTLIER)
-"""Times its estimate that a measured round may count at most."""
+"""Most that a measured round counts, as a multiple of its estimate."""
 
 _STEADY = 24.0  # measurements over which the drift is averaged, half as many; well known corrections over twice as many
 
 _NOISE = 0.02  # variance of a measurement's logarithm: 14%
 
 _KNOWN, _TOGETHER = 6, 3
-"""Of a size that was measured so often, so many further measurements are taken together, as their median, unless they
-surprise: to take over each by itself takes a hundredth of a round of the shipped pair, and teaches little more."""
+"""After `_KNOWN` measurements of a size, further ones are averaged by `_TOGETHER`, as their median, unless they are
+outliers: to learn from each takes a hundredth of a round of the shipped pair, and improves little."""
 
 _BEND = 0.16
 """Variance of a correction's logarithm for each e-fold of size beyond what was measured: 40%."""
@@ -53,26 +53,26 @@ def bucket(size: int) -> int:
 
 
 class Drift:
-    """How much longer everything takes than its line says, lately; a logarithm.
+    """How much longer everything takes now than its line says, as a logarithm.
 
     Attributes:
         value: the estimate.
-        variance: of it.
+        variance: of the estimate.
     """
 
     def __init__(self) -> None:
         self.value, self.variance = 0.0, _NOISE
 
     def follow(self, change: float, variance: float, count: int) -> None:
-        """So many measurements changed the estimate; until the next ones, other work may begin or end."""
+        """Change the estimate after `count` measurements; its variance grows, since other work may begin or end."""
         gain = 2.0 / _STEADY
         self.value += change
         self.variance = variance + count * gain * gain * _NOISE / (1.0 - gain)
 
     def surprise(self, surprise: float, count: int) -> None:
-        """So many measurements of what is well known took longer than expected, by this logarithm.
+        """Learn from `count` measurements of a well known size that took longer than expected, by this logarithm.
 
-        An outlier counts less.
+        Outliers count less.
         """
         gain = 1.0 - (1.0 - 2.0 / _STEADY) ** count
         self.value += gain * max(min(surprise, _OUTLIER), -_OUTLIER)
@@ -97,12 +97,12 @@ class Line:
         self._covariance = [[_NOISE / 2.0]]
         self._with_drift = [0.0]  # covariances with the drift, when that had this variance:
         self._drift_variance = 0.0
-        self._seen = [0]
-        self._waiting: list[list[float]] = [[]]  # logarithms of measurements, as those of corrections
+        self._seen = [0]  # measurements
+        self._waiting: list[list[float]] = [[]]  # logarithms of measurements that are not averaged yet
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> Line:
-        """The line through (size, seconds), corrected towards these seconds. Nothing for no points."""
+        """The line through (size, seconds), corrected towards these seconds; a line of almost 0 without points."""
         line = cls(*fitted(points)) if points else cls(0.0, 0.0)
         for size, seconds in points:
             line.record(int(size), max(seconds, 1e-9), None)
@@ -121,11 +121,11 @@ class Line:
         return [(self.fixed + self.each * size) * factors[bucket(size)] for size in sizes]
 
     def doubt(self) -> None:
-        """The line is assumed: no size's seconds were measured."""
+        """Make the line less certain: it is assumed, and no size was measured."""
         self._covariance[0][0] += _BEND
 
     def record(self, size: int, seconds: float, drift: Drift | None) -> None:
-        """A measurement; without `drift` it says nothing of that, and has been divided by it."""
+        """Learn from a measurement; without `drift`, from one that the drift has been divided out of."""
         if seconds <= 0.0:
             return
         place = bucket(size)
@@ -142,7 +142,7 @@ class Line:
                 return
             measured = sorted(waiting)[_TOGETHER // 2]  # the median
             waiting.clear()
-        own, shared = self._covariance[at], 0.0  # covariances of all corrections, and of the drift, with the seconds
+        own, shared = self._covariance[at], 0.0  # covariances with the measurement: of all corrections, of the drift
         surprise, noise = measured - self._logs[at], _NOISE / count
         if drift:
             if drift.variance < self._drift_variance:  # other lines' measurements made it more certain
@@ -173,7 +173,7 @@ class Line:
         return (1.0 - share) * self._logs[below] + share * self._logs[above]
 
     def _around(self, place: int) -> tuple[int, int, float]:
-        """The measured sizes on both sides of another, by index, and how far it is from the lower to the upper one."""
+        """Indices of the measured sizes below and above a place, and its distance from the lower one as a share."""
         above = bisect_left(self._places, place)
         if above == len(self._places):
             return above - 1, above - 1, 0.0
@@ -181,7 +181,7 @@ class Line:
         return above - 1, above, (_LOGS[place] - start) / (end - start)
 
     def _enter(self, place: int) -> None:
-        """A size is measured for the first time: its correction follows from the others."""
+        """Add a size that is measured for the first time; its correction follows from the others."""
         below, above, share = self._around(place)
 
         def between(values: Sequence[float]) -> float:
@@ -209,9 +209,9 @@ class Line:
 
 
 def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """A line through (size, seconds): the median of the slopes between any two, and of what that leaves (Theil, Sen).
+    """The Theil-Sen line through (size, seconds), as fixed and each: medians of all slopes, and of what they leave.
 
-    A single slow measurement does not bend it. With one point, seconds whatever the size.
+    A single slow measurement does not bend it. With one point the line is nearly flat.
     """
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for at, a in enumerate(points) for b in points[at + 1 :] if b[0] != a[0]]
     # Where noise is larger than the differences between sizes, the slope must not become 0.

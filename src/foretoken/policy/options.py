@@ -1,4 +1,4 @@
-"""What a decision chooses among: drafts of one row, and what all rows of a round do together."""
+"""What a decision chooses among: a model's drafts of one row (`Option`), and choices of all rows together (`Joint`)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from foretoken.policy.request import LARGEST, LENGTHS, NODES, Choice
 
 
 class Option(NamedTuple):
-    """Of one row and one model: drafts of a length.
+    """A draft length of one model in one row.
 
     Attributes:
         tokens: of the model's draft.
-        accepted: tokens that are accepted of it.
-        foreseen: what these are worth, in average tokens, where a copy has the next token right
+        accepted: expected accepted tokens.
+        foreseen: what these are worth, in average tokens, where the next token is foreseen: a copy has it right
             (`foretoken.policy.account.Runs`).
-        value: where it has not.
-        behind: where a copy was right up to the token before.
+        value: what they are worth where it is not.
+        behind: what they are worth after a copy that was right up to the token before.
     """
 
     tokens: int
@@ -32,15 +32,14 @@ class Option(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """What all rows do.
+    """A choice for all rows.
 
     Attributes:
         total: draft tokens of all rows.
-        worth: accepted tokens that are expected, of copies until they end (`Copies.worths`), less what drafters
-            cost.
-        rho: what a second more of the pass costs, in tokens.
+        worth: expected accepted tokens, of copies until they end (`Copies.worths`), less the drafters' costs.
+        rho: what a further second of the pass costs, in tokens.
         spent: seconds of drafters.
-        choices: of the rows.
+        choices: of each row.
     """
 
     total: int
@@ -51,15 +50,15 @@ class Joint(NamedTuple):
 
 
 def may_pay(costs: Costs, drafter: int, kind: Kind, rows: int, rho: float, token: float, apart: float) -> bool:
-    """Whether any draft of a model would pay if all its tokens were accepted, in all rows of a batch of several.
+    """Whether any draft of a model could pay in a batch of several rows, if all tokens of all rows were accepted.
 
-    A position is taken to cost what it does at least on average; behind a copy, or in a pass that is padded anyway, it
-    may cost less.
+    A position counts with the least average cost of one; after a copy, or in a pass that is padded anyway, it may cost
+    less.
 
     Args:
         costs: of the rows.
-        drafter: the model.
-        kind: of it.
+        drafter: index of the model.
+        kind: of the model.
         rows: of the batch.
         rho: the least that a second costs, in tokens.
         token: the most that a draft's token is worth in a row.
@@ -73,17 +72,18 @@ def may_pay(costs: Costs, drafter: int, kind: Kind, rows: int, rho: float, token
 
 
 Worths = tuple[list[float], list[float], list[float]]
-"""What further tokens of a row are worth: as `foretoken.policy.account.Runs.worth`, with a limit (`of_rounds`)."""
+"""What further tokens of a row are worth: by `foretoken.policy.account.Runs.worth`, with the limit of `of_rounds`."""
 
 
 def of_rounds(
     worths: Sequence[tuple[list[float], list[float], list[float], float]], rounds: Sequence[float]
 ) -> list[Worths]:
-    """What tokens are worth where one that was not foreseen is worth no more than the plain round that emits it.
+    """Limit what tokens are worth: one that is not foreseen is worth no more than the plain round that would emit it.
 
-    To verify what is foreseen behind it takes time, too: on some machines more than its plain round does. That round
-    counts as one whose pass goes together with others, whether or not free drafters are asked now: with what a round of
-    one pass takes besides, a 10M target has 1.40 times plain decoding in replays, and 1.41 without.
+    To verify the foreseen tokens after it takes time, too, on some machines more than that plain round. The round
+    counts
+    as one of several passes, whether or not free drafters are asked now: counted as one of a single pass, a 10M target
+    has 1.40 times plain decoding in replays, and 1.41 this way.
 
     Args:
         worths: of each row, as `foretoken.policy.account.Runs.worth` gives them.
@@ -105,7 +105,7 @@ def of_rounds(
 
 
 class Chains:
-    """A decision's drafts that are chains of a model: rows that it never drafted in are alike, and share theirs."""
+    """Makes the options of models that draft chains; in a decision, rows that a model has not drafted in share them."""
 
     def __init__(self) -> None:
         self._of_new: dict[tuple[Any, ...], list[Option]] = {}
@@ -119,11 +119,11 @@ class Chains:
         *,
         hoping: bool = False,
     ) -> list[Option]:
-        """Draft lengths, and accepted tokens of each.
+        """The options of a model in a row.
 
         Args:
             acceptance: of the model in the row.
-            longest: draft.
+            longest: most tokens of a draft.
             emitted: tokens of the output.
             worths: what tokens are worth (`foretoken.policy.account.Runs.worth`); None for 1.
             hoping: as for `Acceptance.reach`.

@@ -21,22 +21,22 @@ what drafts would have gained that the account could not pay for (`Missed`): it 
 have been faster. Of a batch the row counts that has fallen behind plain decoding most (`fell_behind`): drafts that
 speed one request up slow all others down.
 
-Plain rounds that are padded for the sake of drafts, and passes that get narrower after them, are charged to the account
-that drafted last, unless a prompt was in the pass that was wide. Free drafters take time in every row for which they
-are asked, too, and a round that asks has one pass: they are asked where their drafts gain as much, and else at
-intervals (`Copying`). What rows by themselves lose by rounds that ask, whether they draft or not, is charged to a third
-account, which owes `OWED` at most. While it owes anything, no draft that could not be paid for is followed. (A row
-whose grammar forces it to take one pass is charged as others are.) All this counts the measured time of a round only up
-to `LONGER` times its planned time: a longer round is put down to other work on the machine. The first pass or call of
-about a size prepares kernels and memory, once: its time is learnt from only if it is less than expected, and the
-account is charged no more than that. A few such rounds would otherwise use up the account of models before one pays.
+Plain rounds that are padded because of drafts, and passes that get narrower after them, are charged to the account that
+drafted last, unless a prompt was in the wide pass. Free drafters take time in every row for which they are asked, and a
+round that asks has one pass: they are asked where their drafts gain as much, and else at intervals (`Copying`). What
+single rows lose by rounds that ask, whether they draft or not, is charged to a third account, which owes `OWED` at
+most. While it owes anything, drafts that could not be paid for are not followed. (A row whose grammar allows one pass
+only is charged like others.) The measured time of a round counts only up to `LONGER` times its planned time: a longer
+round is attributed to other work on the machine. The first pass or call of about a size prepares kernels and memory,
+once: it is learnt from only if it takes less than planned, and the account is charged no more than planned. A few such
+rounds would otherwise use up the account of models before one pays.
 
-Where no model-based drafter pays, it is looked at again: with the first round of a request, and then at intervals that
-double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is most of it. So
-all looks together lose 2 `SHARE` T + `LOOKS` and one look at most. A model that was right before is hoped to be better
-than was found, too, in a row by itself that would be plain (`acceptance.HOPE`). All hopes lose `SHARE` T + `HOPES` and
-one of them at most, besides what they gained before. Drafts that are made without a model are judged in every round in
-which they are, whether they are verified or not, by what the target emits.
+Exploration. Where no model pays, models are tried again in looks: in the first round of a request, and then at
+intervals that double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is
+most of it. So all looks together lose 2 `SHARE` T + `LOOKS` and one look at most. In a single row that would be plain,
+a model that was right before is also tried by an upper confidence bound of its acceptance, a hope (`acceptance.HOPE`).
+All hopes lose `SHARE` T + `HOPES` and one of them at most, besides what they gained before. Drafts of free drafters are
+compared with the output in every round in which they are made, verified or not.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ class Policy:
 
     Args:
         kinds: of the drafters.
-        free: of each drafter, whether it makes its drafts before the choice (`Row.offers`).
-        costs: measured; refined by `lessons`.
-        fixed_costs: of requests whose output depends on the choice, so that it may not depend on the clock.
-        saved: what `as_json` gave in an earlier process.
-        given: `costs` are not to be refined.
+        free: of each drafter, whether it drafts before the choice (`Row.offers`).
+        costs: measured ones, or assumed ones until there are some; refined by `lessons`.
+        fixed_costs: of reproducible requests, whose choices must not depend on the clock.
+        saved: the result of `as_json` in an earlier process.
+        given: `costs` are not refined.
         extends: of each drafter, whether it can draft after a copy (`Choice.copied`); empty for none.
-        names: of the drafters, for people.
-        passes: how many plain passes of a row by itself go together in one round.
+        names: of the drafters, for reports.
+        passes: how many plain passes of a single row go together in one round.
 
     Attributes:
         rests: which rows rest.
-        lessons: takes what rounds teach.
+        lessons: learns from rounds.
     """
 
     kinds: Sequence[Kind]
@@ -89,7 +89,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         self.guards = Guard(), Guard()  # of free drafters, and of models
-        self.asking = Guard(OWED)  # of rounds of a row by itself that ask free drafters
+        self.asking = Guard(OWED)  # of rounds of a single row that ask free drafters
         rates = self.saved.get("rates", {})
         self._engine = {
             sampled: [EngineRates(kind, rates.get(f"{at} {sampled}")) for at, kind in enumerate(self.kinds)]
@@ -102,21 +102,21 @@ class Policy:
         self.rests = Rests(self.costs, self._models, self.guards[1], self.passes)
         self.lessons = Lessons(self.kinds, self.free, self.costs, self.given, self.guards, self.asking, self.rests)
         self._kept: Kept | None = None
-        self._decided: tuple[tuple[int, int, int], Decision] | None = None  # the last one on copies, and what it is of
+        self._decided: tuple[tuple[int, int, int], Decision] | None = None  # the last one on copies alone, and its key
         self.extends = self.extends or [False] * len(self.kinds)
 
     def drafts_in(self, sizes: Sequence[tuple[int, ...]]) -> None:
-        """Of each drafter the draft tokens that its calls make from now on (`DrafterCosts.sizes`).
+        """Set the sizes of each drafter's calls from now on (`DrafterCosts.sizes`).
 
-        Rows whose requests are reproducible go by their own (`Row.calls`), whatever rows are beside them.
+        Reproducible requests have sizes of their own (`Row.calls`), whatever the other rows are.
         """
         _set_sizes(self.costs, sizes)
 
     @property
     def speedup(self) -> float:
-        """Tokens emitted in a plain round's time, over the last rounds of all requests: 1 where nothing is known.
+        """Emitted tokens in the time of a plain round, over the last rounds of all requests; 1 before the first round.
 
-        Of requests whose draft lengths the policy chooses, those that are reproducible apart.
+        Requests with fixed draft lengths and reproducible ones do not count.
         """
         paces = [pace for pace, _ in self._paces.values()]
         return sum(pace.tokens for pace in paces) / sum(pace.time for pace in paces)
@@ -128,11 +128,11 @@ class Policy:
     def open(
         self, *, sampled: bool, reproducible: bool = False, predicted: bool = False, copied: bool = True
     ) -> Request:
-        """A request begins.
+        """A new request.
 
         Args:
             sampled: its temperature is above 0.
-            reproducible: its output depends on the choice and its seed must give one output: the choice depends on
+            reproducible: its output depends on the choice, and its seed must give one output: so the choice depends on
                 nothing but the request's own rounds.
             predicted: it has a prediction.
             copied: free drafters may draft for it.
@@ -150,24 +150,24 @@ class Policy:
         return request
 
     def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
-        """Of each row of a round: whether it was decided before that it is plain (`Rests.resting`)."""
+        """Of each row of a round, whether an earlier decision lets it rest (`Rests.resting`)."""
         return self.rests.resting(requests, fixed)
 
     @property
     def rounds(self) -> int:
-        """How many were learnt from."""
+        """How many rounds the policy has learnt from."""
         return self.rests.now
 
     def ask(self, requests: Sequence[Request], beside: int = 0) -> list[float | None]:
-        """Of each row of a round: whether free drafters are asked for it, before `choose`.
+        """Of each row of a round, whether free drafters are to be asked for it, before `choose`.
 
         Args:
             requests: of the rows.
             beside: further rows of the pass.
 
         Returns:
-            None if they are not, else the least probability of being accepted, with all before it, with which a token
-            can be worth its making and its verification.
+            None if they are not, else the least probability of being accepted (with all tokens before it) at which a
+            token can be worth drafting and verifying.
         """
         shared: list[float] = []  # their paces
         least: list[float | None] = [0.0] * len(requests)
@@ -198,18 +198,18 @@ class Policy:
         return least
 
     def choose(self, rows: Sequence[Row], passes: tuple[int, int] | None = None, beside: int = 0) -> int:
-        """Fill in the rows' choices, and say how wide the pass is to be (`foretoken.policy.widths`).
+        """Fill in the rows' choices, and return how wide the pass is to be (`foretoken.policy.widths`).
 
-        Rows whose requests are reproducible are decided each by itself.
+        Rows of reproducible requests are decided each by itself.
 
         Args:
             rows: of the round.
-            passes: positions of the last pass, padding included, and those of the narrowest one; None where a pass
-                costs what its positions do, and else another width than the last one's costs `Costs.change`.
-            beside: rows of the pass that may draft nothing, and are none of `rows`.
+            passes: positions of the last pass, padding included, and of the narrowest one, where a change of width
+                costs `Costs.change`; None where it costs nothing.
+            beside: further rows of the pass, which draft nothing.
 
         Returns:
-            Positions that the pass is to be padded to; 0 for none.
+            Positions that the pass is to be padded to; 0 for no padding.
         """
         shared = []
         for row in rows:
@@ -228,8 +228,8 @@ class Policy:
         if alone and not self._models:
             if passes is None and not row.offers:
                 return 0  # there is nothing to choose
-            # Rounds of copies at held prices decide on one row until it is learnt from. The decision holds row and
-            # table, so that no other object has their ids meanwhile.
+            # Steady rounds of copies decide on the same row until the policy learns from them. The decision holds row
+            # and table, so that no other object can have their ids.
             by = id(row), id(self.costs.table(1, LARGEST)), self.rests.now
             if self._decided is not None and self._decided[0] == by:
                 self._decided[1].decide(widths, self.lessons.charged)
@@ -252,16 +252,16 @@ class Policy:
         return decision.width
 
     def prices(self, row: Row, least: float) -> Prices | None:
-        """What the next rounds of a row by itself may go by: `Lessons.learn_together` is told of these.
+        """By what the next rounds of a single row may be decided; `Lessons.learn_together` learns from these rounds.
 
-        If free drafters may draft beside a model, its rounds are alike until these are asked again.
+        Rounds of a model are alike until free drafters, if there are any, are asked again.
 
         Args:
             row: of a round that was decided.
-            least: what `ask` gave for it.
+            least: the result of `ask` for it.
 
         Returns:
-            None if each of these rounds is to be decided.
+            None if each of the next rounds has to be decided.
         """
         request, chosen, tokens = row.request, row.chosen, 0
         model = chosen.tokens > 0 and not chosen.copied and not self.free[chosen.drafter]
@@ -286,22 +286,22 @@ class Policy:
         return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:
-        """A chain was judged by what the target emitted: of its first `tried` tokens, the first `accepted` are right.
+        """Learn from a chain, verified or not: of its first `tried` tokens, the first `accepted` equal the output.
 
-        Whether or not it was verified. A look is over with it, unless the drafter is free.
+        It ends a look, unless the drafter is free.
         """
         request.acceptance[drafter].record(tried, accepted, match, request.emitted)
         if request.looking and not self.free[drafter]:
             request.looks[drafter].found(accepted == tried, request.rounds)
 
     def judge_tree(self, request: Request, drafter: int, nodes: int, accepted: int) -> None:
-        """A tree had so many tokens accepted."""
+        """Learn from a tree of so many nodes, of which `accepted` were accepted; it ends a look."""
         request.acceptance[drafter].record_tree(nodes, accepted)
         if request.looking:
             request.looks[drafter].found(accepted > 1, request.rounds)
 
     def as_json(self) -> dict[str, Any]:
-        """What another process starts from."""
+        """Costs and rates as JSON values, for the `saved` of another process."""
         rates = {
             f"{at} {sampled}": [round(one.all.observed, 2), round(one.all.expected, 2)]
             for sampled, of in self._engine.items()

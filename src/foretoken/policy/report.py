@@ -1,4 +1,4 @@
-"""What a speculation policy estimates, for people to look at."""
+"""A report of the costs and acceptance rates that a speculation policy has estimated, for people to look at."""
 
 from __future__ import annotations
 

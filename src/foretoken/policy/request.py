@@ -1,4 +1,4 @@
-"""The policy's input and output: requests, their rows in a round, drafts made already, and the choice."""
+"""The policy's input and output: requests, their rows in a round, drafts that are made already, and choices."""
 
 from __future__ import annotations
 
@@ -12,29 +12,36 @@ from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs
 
 AUTO: Literal["auto"] = "auto"
-"""The draft length with which the policy chooses."""
+"""The value of `num_speculative_tokens` that lets the policy choose."""
 
 LONGEST = 16
 """Most tokens of a chain that are considered."""
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+"""Draft lengths of chains that are compared."""
+
 NODES = (4, 8, 16, 32)
+"""Numbers of nodes of trees that are compared."""
+
 LARGEST = NODES[-1]
+"""Most draft tokens that are considered: nodes of a tree, or tokens of a copy."""
 
 _CHANCE = 4.0
-"""Plain rounds that a row of a batch may be behind the mean by chance, at most. Of four rows that a model is right for
-alike, a row of bad luck used to empty the account of all: 0.80 of the best fixed choice with half of the seeds (a
-small target, acceptance 0.8), and 0.97 now. Without a limit, sixteen rows lost 4% where plain decoding is best."""
+"""Most plain rounds that a row of a batch may be behind the mean by chance. Without this, an unlucky one of four rows
+with
+the same acceptance emptied the account of all: 0.80 of the best fixed choice with half of the seeds (a small target,
+acceptance 0.8), and 0.97 with it. Without a limit, sixteen rows lost 4% where plain decoding is best."""
 
 
 class Offer(NamedTuple):
-    """A draft that a drafter that costs nothing has made already.
+    """A draft that a free drafter has made already.
 
     Attributes:
         drafter: its index.
         size: its tokens, or nodes.
         match: tokens of the match that it continues, 0 for drafters without matches.
-        reach: the drafter's own estimate for each token, or node, that it is accepted; empty if it makes none.
+        reach: the drafter's own estimate, for each token or node, of the probability that it is accepted with all
+            before it; empty if it makes none.
         chain: each token follows the one before it.
     """
 
@@ -87,29 +94,30 @@ class Request:
         self.above = above or (Pace(4 * PACE, 1.0), Runs(FORESEEN))  # the engine's
         self.copying = Copying(copying or Copying())
         self.copied = True  # free drafters may draft for it
-        self.asked = True  # they were asked, in this round
+        self.asked = True  # free drafters are asked for it in this round
         self.fixed = False  # its draft length is not the policy's to choose
         self.foreseen: Sequence[bool] = ()  # of the last round's tokens, whether a free drafter would have drafted them
-        self.missed: Missed | None = None  # a draft that could not be paid for, as far as it would be verified
+        self.missed: Missed | None = None  # a draft that could not be paid for, while its tokens are emitted
         self.rounds = 0
         self.emitted = BEGINNING  # tokens of the output before the round, as far as they matter; set by the caller
         self.late = 0.0  # plain rounds that it is behind plain decoding
         self.spread = 0.0  # variances of the rows' tokens, added up over rounds in which a model drafted
-        self.looking = False  # the round drafts to see whether a drafter has become useful
-        self.hoping = False  # the round, and those decided with it, draft as if a model were better than was found
+        self.looking = False  # the round is a look
+        self.hoping = False  # the round, and those decided with it, are hopes
         self.considered = -1  # the policy's round in which models were last considered for it
-        self.waits = True  # where it begins among others that rest, until those wake
+        self.waits = True  # if it begins among others that all rest, it waits until those wake
         self._rests_from = self.rests_until = 0  # rounds of the policy; the second is 0 where it does not rest
-        self.rests_alone = 0  # rounds of its own for which it rests, where it may depend on no other request
-        self.idle = 0  # decisions in a row by which it was plain, likewise
-        self.drafted = True  # likewise: its last round drafted, or was its first
+        # Of reproducible requests, which depend on no other request:
+        self.rests_alone = 0  # further rounds of its own for which it rests
+        self.idle = 0  # plain decisions since the last draft
+        self.drafted = True  # its last round drafted, or was its first
 
     def rest(self, now: int, until: int) -> None:
-        """Be plain in the policy's rounds from `now` to before `until`, unless woken."""
+        """Rest in the policy's rounds from `now` to before `until`, unless `wake` is called."""
         self._rests_from, self.rests_until = now, until if until > now else 0
 
     def rest_alone(self) -> None:
-        """A round of `rests_alone` begins."""
+        """Begin one of the rounds of `rests_alone`."""
         self.rests_alone -= 1
         self.drafted = False
         self.rounds += 1
@@ -119,11 +127,11 @@ class Request:
             guard.settle(1.0, 1.0)
 
     def rests(self, now: int) -> bool:
-        """Whether it is plain in the policy's round `now`, as was decided before."""
+        """Whether it rests in the policy's round `now`."""
         return now < self.rests_until
 
     def wake(self, now: int, among: int) -> None:
-        """Make up for the rounds before the policy's round `now` in which it rested, if it did, with so many rows."""
+        """End a rest before the policy's round `now`, and count its rounds, which had so many rows."""
         rounds = now - self._rests_from
         if self.rests_until and rounds:
             self.rounds += rounds
@@ -138,25 +146,26 @@ class Row:
 
     Attributes:
         request: its state.
-        room: most tokens that a draft may have in depth.
+        room: most depth of a draft.
         lags: of each drafter, the tokens that it has not seen.
         offers: drafts that are made already.
-        trees: the row takes trees.
-        most: most draft tokens, or nodes, if the user set a limit.
+        trees: whether the row takes trees.
+        most: most draft tokens, or nodes, if the user has set a limit.
         barred: drafters that may not be asked.
-        calls: of each drafter, the draft tokens that its calls make in this row (`DrafterCosts.sizes`); empty to
-            leave those as they were.
-        chosen: filled by `Policy.choose`.
-        weight: likewise, what a token of it is worth.
-        alone: likewise, the best choice without a model.
-        gain: of that beside a plain round of one pass, as is expected, in tokens.
-        price: of the verification of the chosen one's copied tokens, in tokens.
-        lasts: likewise, whether the choice pays in rounds that do not ask free drafters, too: there plain passes could
-            go together. What is hoped for in a round that asks does not count as such.
-        hopeless: likewise, plain rounds before a model that drafts in every round would be faster than plain decoding:
-            until the output's beginning is over, or endless; 0 where one is now, or is hoped to be.
-        refused: likewise, the tokens of the best draft without a model if the account can't pay for it, else 0.
-        refused_cost: of verifying it, in seconds.
+        calls: of each drafter, the sizes of its calls in this row (`DrafterCosts.sizes`); empty to leave these as they
+            were.
+        chosen: the choice; this and the following are filled by `Policy.choose`.
+        weight: what a token of the row is worth.
+        alone: the best choice without a model.
+        gain: expected gain of `alone` over a plain round of one pass, in tokens.
+        price: cost of verifying the copied tokens of `chosen`, in tokens.
+        lasts: whether the choice would also pay in rounds that do not ask free drafters, where plain passes could go
+            together. False for hopes in a round that asks.
+        hopeless: plain rounds before a model that drafts in every round would be faster than plain decoding: until the
+            output's beginning is over, or `sys.maxsize`; 0 where a model is faster now, or by its upper confidence
+            bound.
+        refused: tokens of the best draft without a model if the account can't pay for it, else 0.
+        refused_cost: seconds of verifying that draft.
     """
 
     request: Request
@@ -179,12 +188,12 @@ class Row:
 
 
 def fell_behind(rows: Sequence[tuple[Row, int]], took: float, *, chance: bool = False) -> float:
-    """Plain rounds that the latest of some rows lost by a round.
+    """Plain rounds by which a round puts the row that is latest further behind plain decoding.
 
     Args:
         rows: with the tokens that the round emitted in each.
-        took: of the round, in plain rounds.
-        chance: that rows differ may be chance: a model drafted in them.
+        took: time of the round, in plain rounds.
+        chance: differences between rows may be chance, since a model drafted in them.
     """
     if not rows:
         return 0.0
@@ -199,11 +208,11 @@ def fell_behind(rows: Sequence[tuple[Row, int]], took: float, *, chance: bool = 
 
 
 def _latest(rows: Sequence[tuple[Row, int]]) -> float:
-    """Plain rounds that the latest row is behind plain decoding, without what is chance.
+    """Plain rounds by which the latest row is behind plain decoding, chance left out.
 
-    By chance a row is behind the mean by about the square root of the variance among rows, added up over rounds; where
-    its drafts are accepted less often than those of others, by an amount that grows with the rounds themselves, and
-    soon counts in full. What it is behind is shrunk accordingly, as James and Stein shrink means.
+    By chance a row is behind the mean by about the square root of the variance among rows, added up over rounds. Where
+    its drafts are accepted less often than those of others, it falls behind in proportion to the rounds, which soon
+    counts in full. So its distance from the mean is shrunk, as in a James-Stein estimator.
     """
     if len(rows) == 1:
         return rows[0][0].request.late
@@ -213,7 +222,7 @@ def _latest(rows: Sequence[tuple[Row, int]]) -> float:
 
 
 def planned_alone(row: Row, free: Sequence[bool]) -> float:
-    """Plain rounds that a row's round takes by its fixed costs; that it has one pass alone is no loss of drafts'."""
+    """Plain rounds (of one pass) that a row's round takes by its fixed costs."""
     costs, choice = row.request.costs, row.chosen
     seconds = costs.target(1 + choice.total) + costs.rounds * (choice.tokens > 0)
     if choice.tokens and not free[choice.drafter]:
@@ -222,7 +231,7 @@ def planned_alone(row: Row, free: Sequence[bool]) -> float:
 
 
 def miss(guard: Guard, row: Row, rows: int, plain: float) -> None:
-    """Follow a draft that could not be paid for in one of so many rows: what it would gain, its account earns."""
+    """Follow a draft of one of so many rows that could not be paid for: the account gets what it would have gained."""
     request = row.request
     if row.chosen.tokens:
         request.missed = None

@@ -1,4 +1,7 @@
-"""Which rows rest: plain rounds that are decided at once."""
+"""Which rows rest: they are plain in some of the next rounds, without a decision in each.
+
+Plain rounds tell nothing of drafts, so that decisions in them would be the same, and decisions take time.
+"""
 
 from __future__ import annotations
 
@@ -11,66 +14,66 @@ from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.request import Request, Row
 
 _REST = 8
-"""Plain rounds of a request that are decided at once, at most, where decisions are cheap beside rounds; requests that
-rest so long wake together, in rounds that are multiples of it. A decision takes a hundredth to a tenth of a round: for
+"""Most plain rounds of a request that are decided together, where decisions are cheap beside rounds; requests that rest
+so long wake together, in rounds that are multiples of it. A decision takes a hundredth to a tenth of a round, for
 several rows little more than for one."""
 
 _LONG_REST = 4 * _REST
-"""The same where decisions take long beside rounds; one on 32 rows takes a fifth of a round of the shipped pair,
-and one on a row by itself a quarter on a fast processor."""
+"""The same where decisions are dear beside rounds: one on 32 rows takes a fifth of a round of the shipped pair, and one
+on a single row a quarter on a fast processor."""
 
 _HOPELESS_REST = 4 * _LONG_REST
-"""The same where no model would pay even if it drafted in every round: of a row by itself, or of one with a seed. Also
+"""The same for single rows and reproducible requests where no model would pay even if it drafted in every round, and
 where there is no model."""
 
 _TOGETHER = 2 * _REST
-"""Rounds of whose multiples rests end in batches of more than `_REST` rows. That one row wakes takes a tenth of a round
-of 32 rows of the shipped pair, and that all do twice to three times as much."""
+"""In batches of more than `_REST` rows, rests end in multiples of so many rounds. In a batch of 32 rows of the shipped
+pair, one row that wakes takes a tenth of a round, and all together twice to three times as much."""
 
 _UNSEEN = 128
-"""Rounds of rows by themselves since plain passes of one were last measured, behind which such a row has some: where
-all rounds draft, nothing tells what plain decoding takes, and drafts may seem to pay that don't."""
+"""Rounds of single rows without a measured plain pass after which such a row gets some plain rounds: where all rounds
+draft, nothing shows what plain decoding takes, and drafts may seem to pay that don't."""
 
 _PLAIN_ROUNDS = 4
-"""How many: what one pass takes is measured behind another one."""
+"""How many plain rounds it gets: a pass is measured after another one."""
 
 _DOUBTFUL = 2.0
-"""Tokens in a plain round's time from which on it has none: where drafts gained next to nothing, plain rounds were
-believed to take up to 1.65 times as long as they did. At this pace the four rounds cost 1.5% of the time; the more
-drafts gain, the more."""
+"""The pace from which on it gets none: where drafts gained next to nothing, plain rounds were estimated at up to 1.65
+times their time. At this pace the four rounds cost 1.5% of the time, and more at higher ones."""
 
 
 class Rests:
     """Which rows rest, over the rounds of a policy.
 
     Args:
-        costs: of rows that share them: others are decided each by itself.
+        costs: shared by all rows but those of reproducible requests, which are decided each by itself.
         models: indices of the drafters that are not free.
         guard: the account of models.
-        passes: how many plain passes of a row by itself go together in one round: its rests end where such rounds do.
+        passes: how many plain passes of a single row go together in one round: its rests end where such rounds do.
 
     Attributes:
-        now: the policy's round.
-        considers: models are considered in it.
+        now: number of the policy's round.
+        considers: whether models are considered in it.
         sharing: rows of the round that share costs.
-        too_many: as many of them as no draft of a model can pay in (`Decision.beyond`), by the last decision; else 0.
+        too_many: the number of such rows at the last decision, if no model could pay in so many (`Decision.beyond`);
+            else 0.
     """
 
     def __init__(self, costs: Costs, models: Sequence[int], guard: Guard, passes: int = 1) -> None:
         self._costs, self._models, self._guard, self._passes = costs, models, guard, passes
         self.now, self.considers, self.too_many, self.sharing = 0, True, 0, 0
-        self._considered, self._considered_rows = -1, 0  # the round in which they last were, and its rows
-        self._rest_of_models = 0  # before which they are not considered, unless most requests are new, or have left
-        self._idle = 0  # decisions in a row by which no row drafted
+        self._considered, self._considered_rows = -1, 0  # the last round in which models were considered, and its rows
+        self._rest_of_models = 0  # the round before which they are not, unless most requests are new or have left
+        self._idle = 0  # decisions since one by which a row drafted
 
     def resting(self, requests: Sequence[Request], fixed: Sequence[bool] = ()) -> list[bool]:
-        """Of each row of a round: whether it was decided before that it is plain.
+        """Of each row of a round, whether it rests.
 
-        Such rows are none of those of `Policy.ask`, `Policy.choose` and `Lessons.learn`.
+        Resting rows are not given to `Policy.ask`, `Policy.choose` and `Lessons.learn`.
 
         Args:
             requests: of the rows.
-            fixed: of each row, whether its draft length is not the policy's to choose: it never rests. Empty for none.
+            fixed: of each row, whether its draft length is fixed, so that it never rests. Empty for none.
         """
         now = self.now
         decides = self._considers(requests) if self._models else False
@@ -93,18 +96,18 @@ class Rests:
         self.sharing = len(shared)
         known = sum(request.considered == self._considered for request in shared)
         few = 2 * known <= max(len(shared), self._considered_rows)
-        too_many = 0 < self.too_many <= len(shared)  # whoever they are
+        too_many = 0 < self.too_many <= len(shared)  # new requests don't change that
         self.considers = self.now >= self._models_due(len(shared)) or (few and not too_many)
         return self.considers
 
     def _models_due(self, count: int) -> int:
-        """The round before which models are not considered in so many rows, unless most requests are new, or left."""
+        """The round before which models are not considered for `count` rows, unless most are new or have left."""
         if 4 * count < 3 * self.too_many:
             return min(self._rest_of_models, self._considered + _LONG_REST)
         return self._rest_of_models
 
     def _with_new(self, requests: Sequence[Request], rest: list[bool]) -> list[bool]:
-        """The same where requests that begin in a large batch, of which all others rest, wait until those wake."""
+        """`rest`, with new requests of a large batch resting, too, if all of its other rows rest: until those wake."""
         awake = [request for request, rests in zip(requests, rest, strict=True) if not rests]
         new = all(one.waits and not (one.rounds or one.rests_until) and one.costs is self._costs for one in awake)
         if 2 * len(awake) > len(requests) or not new:
@@ -123,7 +126,7 @@ class Rests:
         )
 
     def asleep_until(self, requests: Sequence[Request]) -> int:
-        """The policy's round before which these requests all rest, as long as there are no others; they rest now."""
+        """The policy's round until which these requests, which rest now, all rest if no others join."""
         shared = [request.rests_until for request in requests if request.costs is self._costs]
         if shared and self._models:
             shared.append(self._models_due(len(shared)))
@@ -131,7 +134,7 @@ class Rests:
         return min([*shared, *(next_round + request.rests_alone for request in self.alone(requests))])
 
     def alone(self, requests: Sequence[Request]) -> list[Request]:
-        """Those that depend on no other request: each of their rounds of rest is counted by `Request.rest_alone`."""
+        """The reproducible requests, whose rounds of rest are counted one by one (`Request.rest_alone`)."""
         return [request for request in requests if request.costs is not self._costs]
 
     def let(
@@ -144,26 +147,32 @@ class Rests:
         looked: bool = False,
         begun: bool = False,
     ) -> None:
-        """Leave rows out of the next rounds if nothing is to be decided: plain rounds teach nothing about drafts.
+        """Let rows rest in the next rounds if nothing has to be decided in them.
 
-        With `begun`, the first passes of a rest go together with the pass of this round.
+        In a large batch rests end together, since rows that wake together cost much less than one after another.
 
-        A row that wakes among many takes a tenth of their round, and little more does if others wake with it: rests in
-        such a batch end together.
+        A single row rests only where decisions, and what a round of one pass takes longer than plain passes that go
+        together (`time_apart`), are more than 2 `SHARE` of the time: for one round, then for three, and so on, up to
+        where they are not, or until a draft is made. Where no model would pay even in every round, the longest rest
+        comes at once.
 
-        A row by itself rests only where decisions, and what a round of one pass takes beside plain passes that go
-        together, are more than 2 `SHARE` of the time: for a round, then for three, …, until they aren't or a draft is
-        made, and for as long at once where no model would pay in every round.
+        Args:
+            rows: of the round that is over and was decided, those that share costs.
+            count: rows of its pass.
+            drafted: whether it had a draft that was no look.
+            deciding: seconds of the decision.
+            looked: whether it had a look.
+            begun: the round was plain and of one pass, so that the first passes of a rest go together with it.
         """
         now = self.now
         if rows and self.considers and self._models:
             self._considered, self._considered_rows, waits = now, len(rows), []
-            self._idle = 0 if drafted else self._idle + 1  # behind copies, a model may be next
-            # What a model is worth to a row depends on its last tokens, too, and on those of one row more than of many.
+            self._idle = 0 if drafted else self._idle + 1  # after copies, a model may be next
+            # What a model is worth depends on a row's last tokens, too; in a single row more than in many.
             costs = self._costs
             dear = deciding * exp(-costs.drift.value) / costs.target(len(rows))
             worth = (dear + time_apart(costs, count) / costs.target(count)) / (2.0 * SHARE)
-            # Where no model pays, that stays so: plain rounds change nothing of what is expected of them.
+            # Where no model pays, none will after plain rounds either: these change no estimate.
             hopeless = self.too_many > 0 or (count == 1 and rows[0].hopeless == sys.maxsize)
             most = min(_HOPELESS_REST if hopeless else _LONG_REST, round(worth) - 1)
             least = min(_REST, len(rows) - 1)
@@ -180,33 +189,33 @@ class Rests:
             request = row.request
             if request.missed is not None:
                 continue
-            # Behind a draft models are considered at once, if at all.
+            # After a draft models are considered at once, if at all.
             if request.copied and (not row.chosen.tokens or not self._models or self._rest_of_models > now):
                 most = max(_REST, self._rest_of_models - now) if self._models else _HOPELESS_REST
                 request.rest(now, self._until(min(request.copying.rounds_left(request.rounds), most), count, begun))
             elif not request.copied and self._rest_of_models > now:
                 request.rest(now, self._rest_of_models)
         if len(rows) == count == 1 and self._lacks_plain(rows[0].request):
-            self._costs.together.unseen = 0  # whether these passes can be measured or not
+            self._costs.together.unseen = 0  # even if these passes turn out not to be measurable
             rows[0].request.rest(now, max(rows[0].request.rests_until, now + _PLAIN_ROUNDS))
             self._rest_of_models = max(self._rest_of_models, now + _PLAIN_ROUNDS)
         self.considers = True
 
     def _lacks_plain(self, request: Request) -> bool:
-        """Whether a request that is by itself has some plain rounds, since none were measured for long."""
+        """Whether a single request gets some plain rounds, since none were measured for long."""
         together = self._costs.together
-        # Never where costs are given, or before any plain pass was measured: then nothing is compared with such passes.
+        # Not where costs are given, nor before any plain pass was measured: nothing is compared with such passes then.
         due = self._passes > 1 and together.is_measured and together.unseen >= _UNSEEN
         free = request.missed is None and not request.fixed
         return due and free and request.pace.of(request.above[0]) < _DOUBTFUL
 
     def let_alone(self, row: Row, *, looked: bool = False) -> None:
-        """The same for a row that depends on no other request: its rests are counted in rounds of its own.
+        """The same for a row of a reproducible request: its rests are counted in rounds of its own.
 
-        Beside models they take up to `_REST` rounds, or up to `_LONG_REST` where decisions are dear, by what they and
-        rounds of one pass, which plain passes that go together do without, are assumed to take. The first rest is an
-        eighth of what would be worth it, and at least a round. Where no model pays, rests last as long as is worth it
-        at once, up to `_HOPELESS_REST`, behind a draft, too. Without models they last until free drafters are due.
+        With models a rest has up to `_REST` rounds, or up to `_LONG_REST` where the assumed time of decisions, and of
+        rounds of one pass beside plain passes that go together, makes that worth it. The first rest is an eighth of
+        that length, and at least one round. Where no model pays, the first rest has the full length already, up to
+        `_HOPELESS_REST`, after a draft, too. Without models rests last until free drafters are due.
         """
         request = row.request
         drafted, hopeless = row.chosen.tokens > 0, row.hopeless == sys.maxsize
@@ -230,15 +239,15 @@ class Rests:
         request.rests_alone = self._whole(rounds, not drafted and not request.drafted)
 
     def _looks_left(self, request: Request, guard: Guard, since: int) -> list[int]:
-        """Rounds before each look at a model, if there may be any.
+        """Rounds before the next look at each model, if looks can be paid for.
 
-        A look that was useful is due again at once; others, due before round `since`, could not be paid for.
+        Looks that were due before round `since` are left out: they were not taken when they were due.
         """
         looks = [request.looks[at] for at in self._models] if guard.spare > 0.0 else []
         return [max(look.due - request.rounds, 0) for look in looks if look.due >= since]
 
     def _whole(self, rounds: int, begun: bool) -> int:
-        """A rest of a row by itself, of `rounds` at least, that ends with a round of several passes if it has one.
+        """Length of a rest of a single row: at least `rounds`, and such that it ends with a round of several passes.
 
         With `begun`, its first passes go together with the pass of this round.
         """

@@ -1,11 +1,11 @@
-"""Rounds of a row by itself that are decided by the prices of an earlier one.
+"""Rounds of a single row that are decided like an earlier one, by its prices.
 
-Where nothing but copies is drafted, a decision needs three numbers besides what is known of the copy: what a second is
-worth (ρ), what positions cost, and from which probability on a token is worth its making. Where a model drafts, and
-free drafters are not asked, it is a draft length. These hardly change from one round to the next, but to compute them,
-and to learn from each round apart, takes a tenth of a round of a small target. So they hold for some rounds, whose
-lessons are taken together: not for more than the account could pay for if all that they draft were rejected, so that
-the bound on what speculation loses (`foretoken.policy.policy`) stays as it is.
+Where nothing but copies is drafted, a decision depends on the copy and three prices: what a second is worth (ρ), what
+positions cost, and from which probability on a token is worth drafting. Where a model drafts, and free drafters are not
+asked, it is a draft length. These hardly change from one round to the next, but to compute them, and to learn from each
+round separately, takes a tenth of a round of a small target. So they hold for some rounds, which are learnt from
+together. These are so few that the account could pay for them if all drafts were rejected, so that the bound on what
+speculation loses (`foretoken.policy.policy`) still holds.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from foretoken.policy.costs import Table
 from foretoken.policy.request import Choice, Request, Row
 
 MOST = int(PACE)
-"""Rounds for which prices hold at most, the one that was decided included: what a second is worth is averaged over as
-many. They hold for no more than half as many rounds as the request has had, either: what is known of it is as old."""
+"""Most rounds for which prices hold, the one that was decided included: what a second is worth is averaged over as
+many.
+Nor do they hold for more than half of the rounds that the request has had: estimates are averages over these."""
 
 MODELS = MOST // 2
-"""The same for a model's draft length, and half as many rounds as the model has drafted in for the request: plain ones
-say nothing of it. A request begins with what is known of others: half of their drafts count as its own, up to so many.
-In replays of a model alone the default had 0.982 of the best fixed length with it, as where each fourth round was
-decided."""
+"""The same for a model's draft length; here half of the rounds in which the model has drafted for the request, since
+plain ones tell nothing of it. Half of its drafts in other requests count as if they were in this one, up to so many. In
+replays of a model alone the default had 0.982 of the best fixed length with it, as with a decision in each fourth
+round."""
 
 KEPT = 4
-"""Rounds of a row by itself for which a model's draft length is decided at once, where each is learnt from apart. Its
-acceptance is averaged over forty rounds, and a decision takes a thirtieth of a round of the shipped pair."""
+"""Rounds of a single row for which a model's draft length is kept where each round is learnt from separately.
+Acceptance is averaged over forty rounds, and a decision takes a thirtieth of a round of the shipped pair."""
 
 
 class Prices(NamedTuple):
-    """What a decision on a row by itself went by.
+    """What a decision on a single row was based on.
 
     Attributes:
         table: seconds.
         rho: what a second is worth, in tokens.
-        least: chance of being accepted, with all before it, below which a token is not worth its making.
-        rounds: more that these prices hold for.
-        tokens: of a model's draft, as many in each of them; 0 where copies are drafted.
+        least: probability of being accepted, with all before it, below which a token is not worth drafting.
+        rounds: further rounds that these prices hold for.
+        tokens: of a model's draft in each of these; 0 where copies are drafted.
     """
 
     table: Table
@@ -50,7 +51,7 @@ class Prices(NamedTuple):
     tokens: int = 0
 
     def best(self, copies: Copies, most: int) -> tuple[int, float]:
-        """How many tokens of a draft are verified, `most` at most, and the tokens that this gains."""
+        """How many tokens of a draft to verify, up to `most`, and the expected gain in tokens."""
         best, highest, alone = 0, 0.0, self.table.plain + self.table.apart
         for tokens, _, value in copies.worths(most, 1.0, self.rho, alone, self.table.extra):
             if value > highest:
@@ -58,25 +59,25 @@ class Prices(NamedTuple):
         return best, copies.expected[best] - self.price(best)
 
     def price(self, tokens: int) -> float:
-        """What it costs to verify so many tokens, in tokens."""
+        """Cost of verifying so many tokens, in tokens."""
         return self.rho * self.table.extra[tokens]
 
 
 class Told(NamedTuple):
-    """A round that is over.
+    """What happened in a round that went by such prices.
 
     Attributes:
-        tokens: of the draft, verified.
-        offered: tokens that were drafted.
+        tokens: draft tokens that were verified.
+        offered: tokens that free drafters drafted.
         emitted: tokens.
-        gain: of the draft beside a plain round of one pass, as was expected, in tokens.
+        gain: expected gain of the draft over a plain round of one pass, in tokens.
         positions: of the pass, padding included.
         changed: the pass was not as wide as the one before, and took longer for that.
-        seconds: of the round without `copied`; None where it did something else too.
-        copied: seconds that the drafter took.
-        deciding: seconds that the decision took.
+        seconds: of the round without `copied` and `call`; None where it did something else, too.
+        copied: seconds of the free drafter.
+        deciding: seconds of the decision.
         call: seconds of the model's call; 0 where copies were drafted.
-        price: of verifying the draft, in tokens.
+        price: cost of verifying the draft, in tokens.
     """
 
     tokens: int
@@ -93,13 +94,13 @@ class Told(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A decision on a row by itself in which a model drafts: it serves in a few more rounds that are learnt from apart.
+    """A decision on a single row in which a model drafts, kept for a few rounds, each of which is learnt from.
 
     Attributes:
         request: of the row.
-        until: the policy's round from which on it does not.
+        until: number of the policy's round from which on it is not used.
         choice: of the row.
-        width: of the pass; 0 where that does not matter.
+        width: of the pass; 0 for any.
         lasts: as in `Row`.
     """
 
@@ -110,7 +111,7 @@ class Kept(NamedTuple):
     lasts: bool
 
     def serves(self, row: Row, now: int, last: int) -> bool:
-        """Whether it does for a row by itself in the policy's round `now`, behind a pass of width `last` (0: any).
+        """Whether it can be used for a single row in the policy's round `now`, after a pass of width `last` (0: any).
 
         While the account of models holds less than it began with, every round is decided.
         """

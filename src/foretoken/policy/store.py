@@ -1,4 +1,4 @@
-"""Costs and acceptance rates from process to process: one small JSON file, a prior for the next process."""
+"""Keeps costs and acceptance rates between processes, in one small JSON file: a prior for the next process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(key: str) -> dict[str, Any]:
 
 
 def write(key: str, value: dict[str, Any]) -> None:
-    """Store under a key; other keys, of other processes too, stay as they are. Does nothing where it can't write."""
+    """Store under a key, and keep all other keys, those of other processes too. Does nothing where it can't write."""
     with suppress(OSError, RuntimeError):
         path = cache_folder("costs.json")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""What a pass of a plain round of several takes: that is what drafts are compared with.
+"""What one pass of a plain round of several passes takes.
 
-Plain decoding takes as much: rounds in which nothing is drafted go together.
+Drafts are compared with that, since it is what plain decoding takes: plain passes go together where nothing is drafted.
 """
 
 from __future__ import annotations
@@ -10,31 +10,34 @@ from math import exp, log
 from foretoken.policy.lines import Drift
 
 _AVERAGED = 48.0  # plain passes over which what they take is averaged
-_SETTLED = 10.0 * _AVERAGED  # the same where the drift follows it
-_LEAST = 0.5  # what it can be at least, beside a round of one pass: less is noise
+_SETTLED = 10.0 * _AVERAGED  # the same once a share is known, when differences mostly change the drift
+_LEAST = 0.5  # the smallest share of a round of one pass: less is noise
 
 
 class Together:
-    """By rows, in seconds, and as a share of a plain round of one pass.
+    """Time of such a pass, by rows: in seconds, and as a share of a plain round of one pass.
 
-    How many of the passes lately went together is of no account. Where most rounds draft, a plain one is by itself, and
-    drafts that seem to pay beside such rounds can keep rows from the faster ones for good.
+    It does not matter how many recent passes did go together. Where most rounds draft, plain rounds have one pass each,
+    and drafts that pay compared with these could keep rows from faster plain decoding for good.
+
+    Attributes:
+        unseen: rounds of a single row since its plain passes were measured.
     """
 
     def __init__(self) -> None:
-        self._shares: dict[int, tuple[float, float]] = {}  # and over how many passes it is averaged
-        self._seconds: dict[int, tuple[float, float]] = {}  # what a pass of such a round took, drift included; likewise
-        self.unseen = 0  # rounds of a row by itself since its plain passes were measured
-        self._known: set[int] = set()  # rows of which calibration or an earlier process found it
+        self._shares: dict[int, tuple[float, float]] = {}  # by rows; and over how many passes it is averaged
+        self._seconds: dict[int, tuple[float, float]] = {}  # likewise: seconds of a pass, drift included
+        self.unseen = 0
+        self._known: set[int] = set()  # rows whose share is from calibration or from an earlier process
 
     def __call__(self, rows: int) -> float:
         """The share with so many rows; 1 where it is not known."""
         return self._shares[rows][0] if rows in self._shares else 1.0
 
     def record(self, rows: int, share: float, passes: int, drift: Drift | None = None) -> None:
-        """So many passes of one round took this share each; averaged over the last `_AVERAGED`.
+        """Learn the share of each pass of a round of so many; averaged over the last `_AVERAGED` passes.
 
-        With `drift`, which the share is without, a known share hardly changes: what machines do is the drift's.
+        With `drift`, which is divided out of the share, a known share hardly changes: the drift does instead.
         """
         before, seen = self._shares.get(rows, (1.0, 0.0))
         self._known.update((rows,) if drift is None else ())
@@ -47,11 +50,11 @@ class Together:
         self._shares[rows] = before + (now - before) * own, seen
 
     def plain(self, rows: int, one: float, drift: Drift) -> float:
-        """Seconds of a plain pass in rounds of several, `one` being those of a round of one; both without the drift.
+        """Seconds of a plain pass in rounds of several, by those of a round of one pass; both without the drift.
 
-        No more than such passes took when there were some last: where all rounds draft, passes find the processor's
-        caches empty and get slower than they were when that was measured, which plain ones would not. If it is the
-        machine that got slower, or sequences that got longer, drafts seem to lose until there are plain passes again.
+        No more than the last measured passes of this kind took: where all rounds draft, passes get slower, since their
+        weights are evicted from the processor's caches, which would not be so in plain decoding. If the machine got
+        slower instead, or sequences longer, drafts seem to lose until plain passes are measured again.
         """
         usual = one * self(rows)
         seconds = self._seconds.get(rows)
@@ -60,7 +63,7 @@ class Together:
         return max(min(seconds[0] * exp(-drift.value), usual), _LEAST * usual)
 
     def took(self, rows: int, seconds: float, passes: int) -> None:
-        """So many passes of one round took these seconds each, drift included; averaged over `_AVERAGED`."""
+        """Learn the seconds of each pass of a round of so many, drift included; averaged over `_AVERAGED` passes."""
         before, seen = self._seconds.get(rows, (seconds, 0.0))
         seen = max(min(seen + passes, _AVERAGED), passes)
         self._seconds[rows] = before + (seconds - before) * passes / seen, seen
@@ -69,5 +72,5 @@ class Together:
 
     @property
     def is_measured(self) -> bool:
-        """Whether plain passes of a row by itself were."""
+        """Whether plain passes of a single row were measured."""
         return 1 in self._seconds

@@ -1,7 +1,7 @@
-"""How wide the next pass of the target is, where a pass that is not as wide as the one before costs something.
+"""How wide the next pass of the target is, where a change of width between two passes costs something.
 
-A wide pass lets long drafts in, and the rounds after it are padded to its width, or pay for a narrower one. Which width
-serves best depends on drafts to come. That is a metrical task system (Borodin, Linial and Saks 1992, "An optimal
+A wide pass has room for long drafts, and the rounds after it are padded to its width, or pay for a narrower one. Which
+width is best depends on drafts to come. That is a metrical task system (Borodin, Linial and Saks 1992, "An optimal
 on-line algorithm for metrical task system"): each round says what every width would be worth in it, and a change costs
 the same between any two. Their work function algorithm needs no assumption on what comes, and has no constant to tune.
 """
@@ -13,12 +13,12 @@ from functools import lru_cache
 from math import inf
 
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
-"""Draft tokens beside which there is room in a width that is considered."""
+"""Draft tokens that the considered widths have room for."""
 
 
 @lru_cache(256)
 def widths_from(least: int, most: int, last: int) -> list[int]:
-    """Widths that are considered. Nobody may change them.
+    """Widths that are considered; callers must not change the list.
 
     Args:
         least: positions of a pass without drafts.
@@ -38,15 +38,16 @@ class Widths:
     """The choice of widths over the rounds of an engine; all values are in tokens."""
 
     def __init__(self) -> None:
-        self._worth: dict[int, float] = {}  # the work function: of each width, the most that rounds up to now are worth
-        # with this width as the last one; less than the most of any width
+        # The work function: of each width, the most that rounds up to now are worth with this width as the last one,
+        # less that of the best width.
+        self._worth: dict[int, float] = {}
 
     def next(self, values: Mapping[int, float], last: int, charge: float) -> int:
         """The width of the next pass.
 
         Args:
-            values: of each width that it may have, what the round is worth then.
-            last: of the pass before.
+            values: what the round is worth, by width.
+            last: width of the pass before.
             charge: what a change costs.
         """
         before, least = self._worth, max(self._worth.values(), default=0.0) - charge

@@ -56,7 +56,7 @@ class Grammar:
     Attributes:
         kind: the constructor.
         source: the schema or the list of choices as JSON, the expression, or the grammar.
-        whitespace: JSON alone: spaces and newlines are allowed between its parts.
+        whitespace: for JSON: whether spaces and newlines are allowed between its parts.
         limits: how much work it may make.
     """
 
@@ -156,7 +156,7 @@ class Grammar:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return {"json_schema": "JSON schema", "json_object": "JSON object", "lark": "Lark grammar"}.get(
             self.kind, self.kind
         )

@@ -1,4 +1,4 @@
-"""Grammars compiled for a tokenizer, and which tokens they allow after each node of a draft. Runs on llguidance."""
+"""Grammars compiled for a tokenizer by llguidance, and the tokens that they allow after each node of a draft."""
 
 from __future__ import annotations
 
@@ -132,10 +132,10 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """Where an output is in its grammar.
+    """The position of an output in its grammar.
 
     Attributes:
-        grammar: what it was compiled from.
+        grammar: the one that was compiled.
         finished: nothing can follow any more, not even an end token.
     """
 
@@ -150,7 +150,7 @@ class GrammarMatcher:
         self._limit = ""  # which one the last call of `allowed` exceeded
 
     def advance(self, token: int) -> bool:
-        """Take in an emitted token; False where the grammar does not allow it, which leaves the matcher as it was."""
+        """Move on by an emitted token; returns False, and does nothing, where the grammar does not allow it."""
         known = token >> 3 < self._bytes
         if self.finished or not known or self._matcher.try_consume_tokens([token]) != 1:
             return False
@@ -177,7 +177,7 @@ class GrammarMatcher:
         children: list[list[int]] = [[] for _ in masks]
         for node, parent in enumerate(parents, start=1):
             children[parent].append(node)
-        pending, depth = [(0, 0)], 0  # depth: draft tokens that the matcher has taken in
+        pending, depth = [(0, 0)], 0  # depth: draft tokens that the matcher has consumed
         while pending:
             node, level = pending.pop()
             if node:
@@ -206,12 +206,12 @@ class GrammarMatcher:
             self._matcher.rollback(count)
 
     def _restore(self, drafted: list[int]) -> None:
-        """After an error, which a matcher never leaves: another one at the same place, and some draft tokens on."""
+        """Replace the matcher, which can't recover from an error, by a new one after the output and these tokens."""
         self._matcher = self._compiled.deep_copy()
         self._matcher.consume_tokens([*self._consumed, *drafted])
 
     def forced(self, most: int) -> list[int]:
-        """The tokens that follow, up to `most`, as long as the grammar allows one alone; no end token among them."""
+        """The next tokens, up to `most`, as long as the grammar allows a single one; end tokens are not included."""
         found: list[int] = []
         if most > 0 and not self.finished:
             for token in self._matcher.compute_ff_tokens()[:most]:
@@ -352,7 +352,7 @@ def _refusal(grammar: Grammar, reason: str) -> str:
 
 
 def _first_line(reason: str) -> str:
-    """Of llguidance's message the line that says most: an excerpt of the grammar may stand around it."""
+    """The error line of a message of llguidance's, which may also quote the grammar."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
     return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])[:300]
 

@@ -13,10 +13,10 @@ from foretoken.sequence import Sequence
 
 
 class Occurrences:
-    """Of one sequence. Each call looks at the tokens that are new: to count all again would take as long as the text.
+    """The tokens of one sequence, counted incrementally: each call counts the tokens that are new.
 
     Args:
-        sequence: whose prompt is not going to change. Tokens of the output may be taken back, and others come instead.
+        sequence: its prompt must not change. Tokens of the output may be removed, and replaced by others.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -42,7 +42,7 @@ class Occurrences:
         new = Counter(output[len(self._output) :])
         if new:
             self._ids, counts = _with(self._ids, self._counts, new, 0.0)
-            self._counts = counts.copy()  # `counts` may be those that were given away before
+            self._counts = counts.copy()  # `counts` may have been returned to a caller
             self._counts[self._ids.searchsorted(list(new))] += list(new.values())
         self._output = output
 

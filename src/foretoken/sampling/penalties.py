@@ -15,10 +15,10 @@ from foretoken.sampling.params import SamplingParams
 from foretoken.sequence import Sequence
 
 _LARGEST = 1e38
-"""Of scores that are changed: float32 ends at 3.4e38."""
+"""Limit of changed scores: float32 ends at 3.4e38."""
 
 _LARGEST_INT = 2**62
-"""Of tokens that an output has at least: int64 ends at 2**63 - 1."""
+"""Limit of `min_new_tokens`: int64 ends at 2**63 - 1."""
 
 
 class _Entries:
@@ -160,7 +160,7 @@ class Penalties:
 
 
 def _missing(sequence: Sequence, least: int) -> int:
-    """Tokens that an output lacks, root included; 0 or less if it has as many as it needs."""
+    """Tokens that an output, root included, lacks to have `least`; 0 or less if it has enough."""
     return least - (len(sequence.tokens) - sequence.prompt_length)
 
 

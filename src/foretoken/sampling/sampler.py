@@ -102,7 +102,7 @@ class Sampler:
                 groups[_Group.key(p)].append(row)
         self._groups = [_Group(rows, self.params, self.device) for rows in groups.values()]
         alone = self._groups[0].filters if len(self._groups) == 1 and not greedy else None
-        # Of rows that are all alike, and lose no tokens: their nodes need not be told apart.
+        # Filters that all rows have in common, if they remove no tokens: then nodes need not be grouped.
         self._alike = alone if alone is not None and not (alone.removes or alone.varies) else None
         self._parts: dict[int, list[tuple[slice, Sampler]]] = {}
         self._inverse: Tensor | None = None
@@ -140,9 +140,9 @@ class Sampler:
 
     @property
     def scales_alone(self) -> bool:
-        """Whether one temperature is all that applies to any row: where logits are of no use, all of a result is NaN.
+        """Whether the same temperature is all that applies to every row: unusable logits then give NaN everywhere.
 
-        Of subclasses nobody knows that.
+        Always False for subclasses, which may do more.
         """
         return type(self) is Sampler and self._alike is not None and not self.alters
 
@@ -215,7 +215,7 @@ class Sampler:
         return probs
 
     def scaled(self, logits: Tensor) -> Tensor:
-        """``[B, M, V]`` float32: what `probabilities` are the softmaxes of, where `scales_alone`.
+        """``[B, M, V]`` float32: the scores whose softmax `probabilities` returns, where `scales_alone`.
 
         May be `logits` itself: don't write to it.
         """
@@ -225,7 +225,7 @@ class Sampler:
 
     @property
     def leaves_scores(self) -> bool:
-        """Whether `scaled` gives float32 logits back as they are."""
+        """Whether `scaled` returns float32 logits unchanged."""
         return self.scales_alone and self._alike is not None and is_one(self._alike.inverse_temperature)
 
     def picks(

@@ -200,14 +200,14 @@ def _block_sums(probs: Any, width: int) -> Any:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether NumPy can look at it where it is."""
+    """Whether NumPy can read the tensor without a copy."""
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
 
 
 def _draw_one(probs: Any, u: float, width: int) -> int:
     """`draw` for one row, step by step the same: for so few numbers torch's calls take several times as long.
 
-    After a model's pass nothing of all this is in the processor's caches, so it is a few calls in a row.
+    After a model's pass none of this is in the processor's caches, so it makes few calls.
 
     Args:
         probs: ``[V]`` of NumPy, more than one block.

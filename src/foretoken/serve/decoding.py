@@ -1,4 +1,4 @@
-"""What the server needs of an engine, in this process or in another one; see `foretoken.serve.apart`."""
+"""The interface of an engine that the server uses, in this process or in another one (`foretoken.serve.apart`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from foretoken.sampling import Grammar, SamplingParams
 
 @dataclass(frozen=True, eq=False)
 class TargetFacts:
-    """What is known of a target without having it; fields as of `LanguageModel`."""
+    """A description of a target, for processes that do not have it; fields as of `LanguageModel`."""
 
     name: str
     tokenizer: Any
@@ -31,7 +31,7 @@ class TargetFacts:
 
 @dataclass(frozen=True)
 class DrafterFacts:
-    """What requests may choose by; fields as of `Drafter`."""
+    """A description of a drafter, by which requests choose; fields as of `Drafter`."""
 
     name: str
     tree: TreePlan | None
@@ -40,12 +40,12 @@ class DrafterFacts:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What is known of an engine, and does not change.
+    """A description of an engine, which does not change.
 
     Attributes:
-        target: whose distribution is kept.
-        drafter: what drafts.
-        served: settings that requests may ask for, as the page is told them.
+        target: of the target.
+        drafter: of the drafter.
+        served: settings that requests may ask for, as the page gets them.
         max_batch_size: most requests that are decoded at once.
         limits: see `foretoken.limits`.
         cache_memory: most bytes of KV cache; None for no limit.
@@ -60,7 +60,7 @@ class EngineFacts:
 
 
 def facts_of(engine: Engine) -> EngineFacts:
-    """What is known of an engine."""
+    """The description of an engine."""
     target, drafter = engine.target, engine.drafter
     return EngineFacts(
         TargetFacts(
@@ -94,20 +94,20 @@ def _drafter_facts(drafter: Drafter) -> DrafterFacts:
 class Decoding(Protocol):
     """An engine as the server sees it.
 
-    `check`, `compile` and `token_bytes` are called from any thread, the first two not from the event loop's; all else
-    on the event loop.
+    `token_bytes` may be called on any thread, `check` and `compile` on any thread but the event loop's, and all else on
+    the event loop.
     """
 
     @property
     def facts(self) -> EngineFacts:
-        """What is known of it."""
+        """Its description."""
 
     @property
     def failure(self) -> Exception | None:
-        """What ended it, after which every request fails; None while all is well."""
+        """The error that ended it, after which every request fails; None while it works."""
 
     async def open(self) -> None:
-        """Begin; once, before all that follows."""
+        """Start the engine; called once, before everything else."""
 
     def streams(self, interval: float = 0.0) -> Streams:
         """As `AsyncEngine.streams`."""
@@ -129,7 +129,7 @@ class Decoding(Protocol):
         """As `GrammarCompiler.token_bytes`."""
 
     async def refresh(self) -> None:
-        """Have `occupancy`, `speedup` and `policy_report` tell of now."""
+        """Update what `occupancy`, `speedup` and `policy_report` return."""
 
     def occupancy(self) -> Occupancy:
         """As `Engine.occupancy`."""

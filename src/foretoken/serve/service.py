@@ -1,4 +1,8 @@
-"""The engine as the endpoints see it: prompts in, events of all choices of a request out."""
+"""The engine as the HTTP endpoints see it: prompts in, events of all choices of a request out.
+
+`Service` has what all requests share, `Batch` decodes the choices of one request. The endpoints (`openai_api`,
+`messages`, `responses`) turn its events into their APIs' answers; `decoding` says where the engine runs.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ import asyncio
 import copy
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import time
 from typing import Any
 
+from foretoken.engine.arguments import numbered
 from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
 from foretoken.engine.streams import Streams
 from foretoken.sampling import SamplingParams
@@ -27,10 +32,10 @@ from foretoken.serve.streaming import WritePart
 from foretoken.serve.tokenizing import Tokenizing
 
 _REPLACEMENT = "\ufffd"
-"""Stands in a text for bytes that are no character."""
+"""What tokenizers put in place of bytes that are no character."""
 
 _PROGRESS_SECONDS = 0.25
-"""Between events of a choice that is not streamed: the page and the metrics show what it does while it runs."""
+"""Between events of a choice that is not streamed, for the page and the metrics, which show its progress."""
 
 
 class Service:
@@ -50,11 +55,11 @@ class Service:
         self.engine = engine
         self.target = facts.target
         self.sampling_defaults = self.target.sampling_defaults if settings.sampling_defaults == "model" else {}
-        """Of requests that do not say how they are sampled."""
+        """Sampling parameters of requests that do not name any."""
         self.drafter = facts.drafter
         self.created = int(time())
         self.response_template = read_template(self.target.tokenizer)
-        """What answers look like, as transformers' parser takes it; None where the tokenizer does not say."""
+        """The format of answers, as transformers' parser takes it; None where the tokenizer has none."""
         self.tokenizing = Tokenizing(engine)
         self.admission = Admission(facts.max_batch_size, settings.max_queue)
         self.metrics = Metrics(settings.model, engine)
@@ -62,7 +67,7 @@ class Service:
         self.served = facts.served
         """The engine's settings that requests may ask for."""
         self.tokenizer = tokenizer = copy.deepcopy(self.target.tokenizer)
-        """The event loop's own, of the target; None for one without."""
+        """The event loop's copy of the target's tokenizer; None for a target without one."""
         self.token_text = lru_cache(maxsize=self.target.vocab_size)(
             lambda token: "" if tokenizer is None else str(tokenizer.decode([token]))
         )
@@ -91,11 +96,11 @@ class Service:
         return self.target.decoder_start_token_id is None
 
     def explain(self, error: Exception) -> ApiError:
-        """What a client is told of an error. The log has what it is not told of those that are the server's own."""
-        told = api_error(error, self.target.name, self.settings.model)
-        if told.status == 500 and told is not error:
+        """The error that a client gets. Internal errors, of which it gets no details, are logged."""
+        found = api_error(error, self.target.name, self.settings.model)
+        if found.status == 500 and found is not error:
             log_error(error)
-        return told
+        return found
 
     def room(self, prompt: Sequence[int]) -> int:
         """Tokens that the target's context has left after a prompt, at least 1."""
@@ -114,7 +119,7 @@ class Batch:
     Attributes:
         service: what decodes them.
         prompts: tokens.
-        params: of each prompt's first choice; the i-th has the seed plus i.
+        params: of each prompt's first choice; the i-th has the seed plus i, where one is named.
         n: choices of a prompt.
         settings: further arguments of `Engine.submit`.
     """
@@ -137,11 +142,11 @@ class Batch:
     async def parts(
         self, tell: Callable[[int, StreamEvent], str], write: WritePart | None
     ) -> AsyncGenerator[str, None]:
-        """The parts of a stream that could not be written at once.
+        """The parts of a stream that `write` has not written already.
 
         Args:
-            tell: what an event adds to the stream, given the choice's index; is called once for each.
-            write: writes parts of the stream before this generator gives its next one; None where nothing can.
+            tell: returns what an event adds to the stream, given the choice's index; called once for each event.
+            write: writes a part while this generator waits for its next event; None where that is not possible.
 
         Raises:
             ApiError: see `events`.
@@ -163,14 +168,14 @@ class Batch:
     async def events(
         self, at_once: Callable[[int, StreamEvent], bool] | None = None, *, whole: bool = False
     ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
-        """Every choice's events as they come, with the choice's index. Close the generator to end them all.
+        """Every choice's events as they come, with the choice's index. Close the generator to cancel them all.
 
         Args:
-            at_once: is asked to take an event that comes while the generator waits, see `Streams.take_at_once`.
+            at_once: offered each event that comes while the generator waits, see `Streams.take_at_once`.
             whole: only the completions are wanted: they have the text, and most rounds have no event.
 
         Raises:
-            ApiError: the engine refused a choice, or could not go on with it; the others are ended.
+            ApiError: the engine refused a choice, or failed to complete it; the others are cancelled.
         """
         service, limit = self.service, self.service.settings.request_seconds
         watches = [Watch(service.metrics, len(self.prompt(index))) for index in range(self.size)]
@@ -201,17 +206,9 @@ class Batch:
                     streams.expire(limit)
                 while streams.left:
                     index, what = await streams.next()
-                    watch = watches[index]
-                    if isinstance(what, Exception):
-                        watch.failed()
-                        raise what
-                    count(index, what)
-                    if what.completion is not None:
-                        if what.completion.finish_reason == "cancelled":
-                            watch.failed()
-                            raise shutting_down()
-                        watch.end()
-                    yield index, what
+                    if isinstance(what, StreamEvent):
+                        count(index, what)
+                    yield index, _event_of(what, watches[index])
         except TimeoutError:
             for watch in watches:
                 watch.failed()
@@ -220,7 +217,7 @@ class Batch:
         except Exception as error:
             raise service.explain(error) from error
         finally:
-            for index, so_far in stats.items():  # what no event has told of, where the request has ended early
+            for index, so_far in stats.items():  # rounds without an event, where the request has ended early
                 added = progress[index].added(so_far)
                 watches[index].rounds(added)
                 service.figures.count(added)
@@ -232,7 +229,7 @@ class Batch:
         """Every choice's completion.
 
         Raises:
-            ApiError: a choice failed; the others are ended.
+            ApiError: a choice failed; the others are cancelled.
         """
         completions: dict[int, Completion] = {}
         async with aclosing(self.events(whole=True)) as events:
@@ -242,11 +239,26 @@ class Batch:
         return [completions[index] for index in range(self.size)]
 
     def _submit(self, streams: Streams, index: int, watch: Watch, *, stream: bool) -> None:
-        params, i = self.params, index % self.n
-        if params.seed is not None and i:
-            params = replace(params, seed=(params.seed + i) % 2**64)
+        params = numbered(self.params, index % self.n)
         try:
             streams.submit(self.prompt(index), params, {**(self.settings or {}), "stream": stream})
         except Exception:
             watch.failed()
             raise
+
+
+def _event_of(what: StreamEvent | Exception, watch: Watch) -> StreamEvent:
+    """The event of a choice; its watch ends with the last one.
+
+    Raises:
+        Exception: the error that ended the choice, or that the server shuts down.
+    """
+    if isinstance(what, Exception):
+        watch.failed()
+        raise what
+    if what.completion is not None:
+        if what.completion.finish_reason == "cancelled":
+            watch.failed()
+            raise shutting_down()
+        watch.end()
+    return what

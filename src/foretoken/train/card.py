@@ -7,7 +7,7 @@ from typing import Any
 
 import foretoken
 from foretoken.train.acceptance import K
-from foretoken.train.loop import Totals
+from foretoken.train.course import Totals
 from foretoken.train.verdict import Verdict
 
 _NAMES = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads", "draft": "Draft model"}

@@ -10,17 +10,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foretoken.errors import ParameterError
 from foretoken.models.processor import multiplies_bfloat16
 from foretoken.models.threads import one_thread
-from foretoken.sampling.params import check_integer, check_number
+from foretoken.train.course import Course, News, Totals
 from foretoken.train.data import Features, TrainingBatch, micro_batches, schedule
 from foretoken.train.errors import TrainingError
 from foretoken.train.learners import Learner
@@ -37,113 +36,6 @@ _LAST = 0.03
 """Final learning rate, as a fraction of the highest."""
 _INHERITED = 0.15
 """Learning rate of weights that are initialised with the target's, as a fraction of `Course.lr`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """How long to train, and how.
-
-    Attributes:
-        steps: optimizer steps; None if only `minutes` limits training.
-        minutes: training time; with both, training ends at the first limit that is reached.
-        batch_tokens: tokens of a step.
-        micro_tokens: tokens of one forward and backward pass; fewer take less memory.
-        lr: highest learning rate.
-        optimizer: "adamw", or "muon" for the matrices inside the layers.
-        depths: tokens of the chains that are trained; of Medusa, all heads are.
-        share: fraction of positions whose chains go beyond the first depth.
-        evaluate_every: steps between two evaluations on held-out sequences.
-        patience: evaluations without a better acceptance before training ends early; 0 never ends it.
-        amp: multiply in bfloat16; None does so on devices that support it.
-        seed: of the batches' order.
-    """
-
-    steps: int | None = None
-    minutes: float | None = None
-    batch_tokens: int = 4096
-    micro_tokens: int = 2048
-    lr: float = 1e-3
-    optimizer: str = "adamw"
-    depths: int = 5
-    share: float = 1.0
-    evaluate_every: int = 100
-    patience: int = 8
-    amp: bool | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.steps is None and self.minutes is None:
-            raise ParameterError("a training run needs an end: give steps, or minutes")
-        if self.steps is not None:
-            check_integer("steps", self.steps, 1, cure="one step at least")
-        if self.minutes is not None:
-            check_number("minutes", self.minutes, 0.0, above=True, cure="use steps for short runs")
-        for name in ("batch_tokens", "micro_tokens", "depths", "evaluate_every"):
-            check_integer(name, getattr(self, name), 1, cure="leave it out for the default")
-        check_integer("patience", self.patience, 0, cure="use 0 to train to the end")
-        check_number("lr", self.lr, 0.0, above=True, cure="leave it out for the default")
-        check_number("share", self.share, 0.0, 1.0, above=True, cure="use 1 for all positions")
-        if self.optimizer not in ("adamw", "muon") or not hasattr(
-            torch.optim, "Muon" if self.optimizer == "muon" else "AdamW"
-        ):
-            raise ParameterError(f"optimizer is {self.optimizer!r}: use adamw, or muon with torch 2.9 or later")
-
-    def progress(self, step: int, seconds: float) -> float:
-        """How much of the training is done, 0 to 1."""
-        parts = [0.0]
-        if self.steps:
-            parts.append(step / self.steps)
-        if self.minutes:
-            parts.append(seconds / (60 * self.minutes))
-        return min(1.0, max(parts))
-
-
-@dataclass
-class Totals:
-    """A run's progress.
-
-    Attributes:
-        step: steps taken.
-        tokens: tokens of the sequences trained on, repetitions counted.
-        seconds: of training.
-        epoch: pass over the sequences.
-        cursor: next batch of it.
-        looks: evaluations since the best one.
-        best: best score so far; see `Tally.score`.
-        lengths: mean acceptance lengths at the best.
-        done: training is over.
-        reason: why.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    epoch: int = 0
-    cursor: int = 0
-    looks: int = 0
-    best: float = 0.0
-    lengths: dict[str, float] = field(default_factory=dict)
-    done: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class News:
-    """What a progress bar shows.
-
-    Attributes:
-        fraction: of the training, 0 to 1.
-        step: of how many.
-        loss: mean of the last steps.
-        lengths: mean acceptance lengths at the last evaluation.
-        measured: that evaluation was at this step.
-    """
-
-    fraction: float
-    step: int
-    loss: float
-    lengths: dict[str, float]
-    measured: bool
 
 
 class StopRequest:
@@ -245,55 +137,140 @@ def fit(
         TrainingError: the disk is full, the checkpoint is broken, or the loss is NaN or infinite.
         KeyboardInterrupt: stopped by a signal; the checkpoint has been written.
     """
-    module = learner.module
-    depths = course.depths if learner.max_depth is None else learner.max_depth  # all that is saved
-    optimizers = Optimizers(learner, course)
-    totals, best = Totals(), _copy(module)
-    checkpoint = folder / CHECKPOINT
-    if checkpoint.is_file():
-        totals, best = _restore(checkpoint, learner, optimizers)
-        patient = not course.patience or totals.looks < course.patience
-        if course.progress(totals.step, totals.seconds) < 1 and (totals.reason == COMPLETE or patient):
-            totals.done = False  # the limits have been raised since
+    training = _Training(learner, teacher, features, learning, measuring, course, folder)
+    # On the CPU each thread takes whole parts: threads then synchronise once a step, not at every operator.
+    threads = torch.get_num_threads() if teacher.device.type == "cpu" else 1
+    workers = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    with workers, one_thread(teacher.device.type == "cpu"), StopRequest() as stop:
+        training.run(workers, stop, watch)
+    learner.module.load_state_dict(training.best)
+    learner.module.eval()
+    return training.totals
 
-    def save() -> None:
-        features.flush()
-        state = {
-            "module": module.state_dict(),
-            "optimizers": optimizers.state_dict(),
-            "totals": vars(totals),
-            "best": best,
-        }
-        # Write through a Python file: its errors name the disk's problem, torch's own say "unexpected pos".
-        with replacing(checkpoint) as temporary, temporary.open("wb") as opened:
-            torch.save(state, opened)
 
-    def gradients_of(numbered: tuple[int, list[int]]) -> tuple[TrainingBatch, float, Sequence[Tensor | None]]:
-        """One part of a step: its batch, its loss, and the gradient by each weight, scaled to its part of the step."""
+class _Training:
+    """A run of `fit`, whose arguments it takes.
+
+    Attributes:
+        totals: its progress.
+        best: the best weights so far.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        teacher: Teacher,
+        features: Features,
+        learning: Sequence[TargetSample],
+        measuring: Sequence[TargetSample],
+        course: Course,
+        folder: Path,
+    ) -> None:
+        self._learner, self._teacher, self._features, self._course = learner, teacher, features, course
+        self._learning, self._measuring, self._folder = learning, measuring, folder
+        self._module = learner.module
+        self._depths = course.depths if learner.max_depth is None else learner.max_depth  # all that is saved
+        self._optimizers = Optimizers(learner, course)
+        self.totals, self.best = Totals(), _copy(self._module)
+        self._checkpoint = folder / CHECKPOINT
+        if self._checkpoint.is_file():
+            self.totals, self.best = _restore(self._checkpoint, learner, self._optimizers)
+            totals = self.totals
+            patient = not course.patience or totals.looks < course.patience
+            if course.progress(totals.step, totals.seconds) < 1 and (totals.reason == COMPLETE or patient):
+                totals.done = False  # the limits have been raised since
+        self._weights = list(self._module.parameters())
+        self._lengths = [len(sample.tokens) for sample in learning]
+        self._latest = dict(self.totals.lengths)  # mean acceptance lengths at the last evaluation
+        self._batches = schedule(self._lengths, course.batch_tokens, course.seed, self.totals.epoch)
+
+    def run(self, workers: ThreadPoolExecutor, stop: StopRequest, watch: Callable[[News], None]) -> None:
+        """Train to the end, with the parts of each step in these threads; arguments and errors as for `fit`."""
+        course, totals = self._course, self.totals
+        recent: list[float] = []
+        last_save = time.monotonic()
+        self._module.train()
+        if not totals.step and not totals.done:
+            self._evaluate(math.nan, workers)
+        while not totals.done:
+            recent = [*recent[-24:], self._step(workers)]
+            loss = sum(recent) / len(recent)
+            fraction = course.progress(totals.step, totals.seconds)
+            measure = totals.step % course.evaluate_every == 0 or fraction >= 1
+            if measure and self._evaluate(loss, workers):
+                self.best = _copy(self._module)
+            if fraction >= 1:
+                totals.done, totals.reason = True, COMPLETE
+            elif course.patience and totals.looks >= course.patience:
+                totals.done, totals.reason = True, f"no better for {totals.looks} evaluations"
+            watch(News(fraction, totals.step, loss, dict(self._latest), measure))
+            if totals.done or stop.asked or time.monotonic() - last_save > _CHECKPOINT_SECONDS:
+                self._save()
+                last_save = time.monotonic()
+            if stop.asked and not totals.done:
+                raise KeyboardInterrupt
+
+    def _step(self, workers: ThreadPoolExecutor) -> float:
+        """Take one step, and count it; returns its loss."""
+        course, totals, lengths = self._course, self.totals, self._lengths
+        started = time.monotonic()
+        if totals.cursor >= len(self._batches):
+            totals.epoch, totals.cursor = totals.epoch + 1, 0
+            self._batches = schedule(lengths, course.batch_tokens, course.seed, totals.epoch)
+        batch = self._batches[totals.cursor]
+        count = sum(lengths[number] for number in batch)
+        loss = 0.0
+        parts = enumerate(micro_batches(batch, lengths, course.micro_tokens))
+        for micro_batch, part_loss, gradients in self._each(workers, partial(self._gradients, count), parts):
+            self._features.keep(micro_batch)
+            loss += part_loss * sum(map(len, (sample.tokens for sample in micro_batch.samples))) / count
+            for weight, gradient in zip(self._weights, gradients, strict=True):
+                if gradient is not None:
+                    weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss} at step {totals.step}: lower --lr, {course.lr:g} now, and begin anew in "
+                "another --out"
+            )
+        self._optimizers.step(rate(course.progress(totals.step, totals.seconds)))
+        totals.step, totals.cursor = totals.step + 1, totals.cursor + 1
+        totals.tokens += count
+        totals.seconds += time.monotonic() - started
+        return loss
+
+    def _gradients(
+        self, count: int, numbered: tuple[int, list[int]]
+    ) -> tuple[TrainingBatch, float, Sequence[Tensor | None]]:
+        """One part of a step of `count` tokens: its batch, its loss, and each weight's gradient, scaled to its part."""
         number, part = numbered
-        micro_batch = features.batch([learning[i] for i in part], part)
-        seed = (course.seed * 1_000_003 + totals.step) * 64 + number
-        part_loss = loss_of(learner, teacher, micro_batch, depths, course.share, seed)
-        if not part_loss.requires_grad:
-            return micro_batch, 0.0, [None] * len(weights)
-        scaled = part_loss * (sum(lengths[i] for i in part) / count)
-        return micro_batch, float(part_loss.detach()), torch.autograd.grad(scaled, weights, allow_unused=True)
+        micro_batch = self._features.batch([self._learning[i] for i in part], part)
+        seed = (self._course.seed * 1_000_003 + self.totals.step) * 64 + number
+        loss = loss_of(self._learner, self._teacher, micro_batch, self._depths, self._course.share, seed)
+        if not loss.requires_grad:
+            return micro_batch, 0.0, [None] * len(self._weights)
+        scaled = loss * (sum(self._lengths[i] for i in part) / count)
+        return micro_batch, float(loss.detach()), torch.autograd.grad(scaled, self._weights, allow_unused=True)
 
-    def each(function: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator[Any]:
+    def _each(self, workers: ThreadPoolExecutor, function: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator[Any]:
+        """A function's results for several parts, computed by the threads in the precision of `Course.amp`."""
+
         def multiplied(part: Any) -> Any:
-            with _autocast(teacher, course):
+            with _autocast(self._teacher, self._course):
                 return function(part)
 
         return workers.map(multiplied, parts)
 
-    def evaluate(loss: float) -> bool:
+    def _evaluate(self, loss: float, workers: ThreadPoolExecutor) -> bool:
         """Measure acceptance on held-out sequences; returns whether it is the best so far."""
-        module.eval()
-        tally = acceptance(learner, teacher, features, measuring, course.micro_tokens, each)
-        module.train()
+        totals = self.totals
+        self._module.eval()
+        each = partial(self._each, workers)
+        micro_tokens = self._course.micro_tokens
+        tally = acceptance(self._learner, self._teacher, self._features, self._measuring, micro_tokens, each)
+        self._module.train()
         record = {"step": totals.step, "loss": round(loss, 4), **{k: round(v, 4) for k, v in tally.lengths().items()}}
-        _log(folder, record | {"tokens": totals.tokens, "seconds": round(totals.seconds, 1)})
-        latest.update(tally.lengths())
+        _log(self._folder, record | {"tokens": totals.tokens, "seconds": round(totals.seconds, 1)})
+        self._latest.update(tally.lengths())
         better = tally.score() > totals.best * 1.001
         totals.looks = 0 if better else totals.looks + 1
         if tally.score() > totals.best:
@@ -301,62 +278,17 @@ def fit(
             return True
         return False
 
-    weights = list(module.parameters())
-    lengths = [len(sample.tokens) for sample in learning]
-    latest = dict(totals.lengths)
-    recent: list[float] = []
-    batches = schedule(lengths, course.batch_tokens, course.seed, totals.epoch)
-    last_save = time.monotonic()
-    module.train()
-    # On the CPU each thread takes whole parts: threads then synchronise once a step, not at every operator.
-    threads = torch.get_num_threads() if teacher.device.type == "cpu" else 1
-    workers = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    count = 1
-    with workers, one_thread(teacher.device.type == "cpu"), StopRequest() as stop:
-        if not totals.step and not totals.done:
-            evaluate(math.nan)
-        while not totals.done:
-            started = time.monotonic()
-            if totals.cursor >= len(batches):
-                totals.epoch, totals.cursor = totals.epoch + 1, 0
-                batches = schedule(lengths, course.batch_tokens, course.seed, totals.epoch)
-            batch = batches[totals.cursor]
-            count = sum(lengths[number] for number in batch)
-            loss = 0.0
-            parts = list(micro_batches(batch, lengths, course.micro_tokens))
-            for micro_batch, part_loss, gradients in each(gradients_of, enumerate(parts)):
-                features.keep(micro_batch)
-                loss += part_loss * sum(map(len, (sample.tokens for sample in micro_batch.samples))) / count
-                for weight, gradient in zip(weights, gradients, strict=True):
-                    if gradient is not None:
-                        weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
-            if not math.isfinite(loss):
-                raise TrainingError(
-                    f"the loss is {loss} at step {totals.step}: lower --lr, {course.lr:g} now, and begin anew in "
-                    "another --out"
-                )
-            optimizers.step(rate(course.progress(totals.step, totals.seconds)))
-            totals.step, totals.cursor = totals.step + 1, totals.cursor + 1
-            totals.tokens += count
-            totals.seconds += time.monotonic() - started
-            recent = [*recent[-24:], loss]
-            fraction = course.progress(totals.step, totals.seconds)
-            measure = totals.step % course.evaluate_every == 0 or fraction >= 1
-            if measure and evaluate(sum(recent) / len(recent)):
-                best = _copy(module)
-            if fraction >= 1:
-                totals.done, totals.reason = True, COMPLETE
-            elif course.patience and totals.looks >= course.patience:
-                totals.done, totals.reason = True, f"no better for {totals.looks} evaluations"
-            watch(News(fraction, totals.step, sum(recent) / len(recent), dict(latest), measure))
-            if totals.done or stop.asked or time.monotonic() - last_save > _CHECKPOINT_SECONDS:
-                save()
-                last_save = time.monotonic()
-            if stop.asked and not totals.done:
-                raise KeyboardInterrupt
-    module.load_state_dict(best)
-    module.eval()
-    return totals
+    def _save(self) -> None:
+        self._features.flush()
+        state = {
+            "module": self._module.state_dict(),
+            "optimizers": self._optimizers.state_dict(),
+            "totals": vars(self.totals),
+            "best": self.best,
+        }
+        # Write through a Python file: its errors name the disk's problem, torch's own say "unexpected pos".
+        with replacing(self._checkpoint) as temporary, temporary.open("wb") as opened:
+            torch.save(state, opened)
 
 
 def _copy(module: nn.Module) -> dict[str, Any]:

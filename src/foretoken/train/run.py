@@ -16,10 +16,11 @@ from foretoken.heads import MedusaConfig
 from foretoken.models import load
 from foretoken.sampling.params import check_integer, check_number
 from foretoken.train.card import card
+from foretoken.train.course import Course, News, Totals
 from foretoken.train.data import Features, split
 from foretoken.train.errors import TrainingError
 from foretoken.train.learners import DraftLearner, Learner, MedusaLearner, draft_config, eagle3_config, make_eagle3
-from foretoken.train.loop import Course, News, Totals, fit
+from foretoken.train.loop import fit
 from foretoken.train.prompts import read_prompts
 from foretoken.train.samples import SHARD, TargetSample, write_samples
 from foretoken.train.storage import write_json, writing

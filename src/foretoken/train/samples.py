@@ -18,6 +18,7 @@ from foretoken.train.errors import TrainingError
 from foretoken.train.storage import replacing
 
 SHARD = 128
+_BATCH_SIZE = 64  # sequences generated at once
 """Sequences of one file."""
 
 Watch = Callable[[int, int, str], None]
@@ -50,7 +51,6 @@ def write_samples(
     seed: int,
     folder: Path,
     watch: Watch,
-    batch_size: int = 64,
 ) -> list[TargetSample]:
     """Generate outputs for prompts with the target, without speculation; files that are in `folder` already are loaded.
 
@@ -68,12 +68,11 @@ def write_samples(
         seed: of sampling.
         folder: for the files, `SHARD` sequences each.
         watch: called after each file.
-        batch_size: sequences generated at once.
 
     Raises:
         TrainingError: the disk is full, or the target can't generate (too long a prompt, or NaN in its logits).
     """
-    engine = Engine(target, None, max_batch_size=batch_size, reuse_prefixes=False)
+    engine = Engine(target, None, max_batch_size=_BATCH_SIZE, reuse_prefixes=False)
     samples: list[TargetSample] = []
     for first in range(0, count, SHARD):
         numbers = range(first, min(count, first + SHARD))

@@ -1,7 +1,9 @@
 """Verifiers: which draft tokens are accepted, and which token follows, so that the output is the target's own.
 
-This package is mathematics: it imports no model and no drafter. `exact` proves a verifier lossless by enumeration, and
-`bounds` computes how many tokens any lossless verifier can accept.
+This package is mathematics: it imports no model and no drafter. `base` has the contract, and each verifier a module of
+its own; `residual` and `trees` have what they share. `decide` draws a round's outcome, on a CPU by the shortcuts of
+`fast`. `exact` proves a verifier lossless by enumeration (with `drawn`, that of what `decide` draws), and `bounds`
+computes how many tokens any lossless verifier can accept.
 """
 
 from __future__ import annotations
@@ -101,10 +103,10 @@ def get(name: str | AnyVerifier) -> AnyVerifier:
 
 
 def usual(trees: bool) -> str:
-    """The verifier for drafts that may branch, or for chains: of each kind the one that accepts most.
+    """The name of the default verifier, the one that accepts most: for drafts that may branch, or for chains.
 
-    Both decide on a draft as a whole; on chains they are the same. Token by token as many tokens are accepted where
-    they were chosen, and fewer where they were drawn.
+    Both of them decide on a draft as a whole; on chains they are the same. Verifiers that decide token by token accept
+    as many chosen tokens, and fewer drawn ones.
     """
     return TraversalVerifier.name if trees else BlockVerifier.name
 

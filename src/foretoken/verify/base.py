@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Verdict:
-    """The outcome of a round's verification.
+    """The outcome of a round's verification, as tensors and as lists.
 
-    As tensors and as lists. It is made of either, and has the other once that is asked for: on a CPU lists are all that
-    a round reads, and a tensor takes as long as what is decided.
+    It is made from either form; the other one is computed on first use. On a CPU a round reads the lists alone, and to
+    make a tensor would take as long as the decision itself.
     """
 
     _device: torch.device | str
@@ -38,7 +38,7 @@ class Verdict:
 
     @cached_property
     def accepted(self) -> list[list[int]]:
-        """Of each row, the nodes of its accepted tokens in order. Nobody may change them."""
+        """Of each row, the nodes of its accepted tokens in order; callers must not change the lists."""
         return [path[:count] for path, count in zip(self.path.tolist(), self.counts.tolist(), strict=True)]
 
     @cached_property

@@ -27,7 +27,7 @@ def decide(
             needs the second one alone.
 
     Raises:
-        ParameterError: a verifier that is none of the library's gives something else than such distributions.
+        ParameterError: a verifier that is not the library's returns something else than such distributions.
     """
     for_token = [each[-1] for each in uniforms]
     if draft.width == 0 and verifier.lossless:  # the token is drawn from p, whoever verifies

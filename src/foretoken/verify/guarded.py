@@ -1,4 +1,4 @@
-"""What a verifier from elsewhere gives, looked at before anything is drawn from it."""
+"""Checks of the distributions of verifiers that are not the library's, before anything is drawn from them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from foretoken.verify.base import Verifier
 from foretoken.verify.residual import rows_at
 
 _ROUNDING = 1e-3
-"""How far below 0 a difference of probabilities in half precision may come out."""
+"""How far below 0 rounding may bring a difference of probabilities in half precision."""
 
 
 class Guarded(Verifier):
-    """A verifier from elsewhere: drawing from what are no probabilities would give any token unnoticed."""
+    """A verifier that is not the library's, with checks: draws from what are no probabilities would go unnoticed."""
 
     def __init__(self, inner: Verifier) -> None:
         self._inner = inner
@@ -43,8 +43,8 @@ class Guarded(Verifier):
         bounded, some = (low >= -_ROUNDING) & (high < inf), found.sum(-1) > 0
         if bool((bounded & some).all()):
             return found
-        # Where logits processors leave no token p is zeros, and so may be what is made of it: the error, if the output
-        # does not end there, is theirs.
+        # Where logits processors leave no token, p is all zeros, and so may be the result: that is an error of theirs,
+        # reported if the output does not end there.
         p = target_probs if node is None else rows_at(target_probs, node)[:, None]
         bad = ~bounded | ~(some | (p.sum(-1) == 0).any(-1))
         if bool(bad.any()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,6 @@ class LayerWeights:
     mlp_norm: Tensor
     gate_up: AnyMatrix
     down: AnyMatrix
-
-
-Names = Callable[[str], Tensor]
 
 
 class Weights:

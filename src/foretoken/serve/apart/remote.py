@@ -128,7 +128,7 @@ class DecodingApart:
         call, told = found
         what, begun_at = read_event(told, written)
         if begun_at is not None:
-            call.told_begun_at = begun_at
+            call.remote_begun_at = begun_at
         if isinstance(what, StreamEvent) and what.completion is None:
             if not call.is_behind:
                 call.arrive(what)

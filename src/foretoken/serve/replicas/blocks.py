@@ -24,21 +24,20 @@ _BEFORE = ("tools", "system", "instructions")
 """Fields that chat templates write before the messages."""
 
 
-def prompt_blocks(body: bytes, block: int = BLOCK, most: int = MOST_BLOCKS) -> list[int]:
+def prompt_blocks(body: bytes, most: int = MOST_BLOCKS) -> list[int]:
     """The chained hashes of a request's prompt, block by block; a last one that is not full is left out.
 
     Args:
         body: JSON of any of the API's paths; empty for anything else, and of a request that can't be used.
-        block: characters of a block.
-        most: blocks.
+        most: most blocks.
     """
     try:
-        text = "".join(_until(_prompt(_object(body)), block * most))
+        text = "".join(_until(_prompt(_object(body)), BLOCK * most))
     except RecursionError:  # to write what is nested takes some levels more than to read it
         return []
     hashes, before = [], b""
-    for start in range(0, min(len(text), block * most) - block + 1, block):
-        before = blake2b(before + text[start : start + block].encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    for start in range(0, min(len(text), BLOCK * most) - BLOCK + 1, BLOCK):
+        before = blake2b(before + text[start : start + BLOCK].encode("utf-8", "surrogatepass"), digest_size=8).digest()
         hashes.append(int.from_bytes(before, "big"))
     return hashes
 

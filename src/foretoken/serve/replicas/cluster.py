@@ -41,7 +41,10 @@ _CURE_OF_AUTO = (
 )
 
 _REACH_SECONDS = 5.0
-"""For which a cluster's address has time to answer; Ray itself tries for minutes, and says nothing."""
+"""How long a cluster's address has time to answer; Ray itself tries for minutes, and says nothing."""
+
+_TICK_SECONDS = 1.0
+"""Between two looks whether all is well."""
 
 _PROXY_SECONDS = "20"
 """For which a proxy of a cluster of one's own may take to start; one that is there goes by its own environment. Ray
@@ -97,15 +100,14 @@ def held_port(host: str, port: int) -> Iterator[int]:
         yield int(address[1])
 
 
-def check_address(address: str, seconds: float = _REACH_SECONDS) -> None:
-    """See to it that something answers at a cluster's address.
+def check_address(address: str) -> None:
+    """Check that something answers at a cluster's address within `_REACH_SECONDS`.
 
     Args:
         address: as `cluster` takes it.
-        seconds: for which it has time to answer.
 
     Raises:
-        ForetokenError: it is no address, or nothing does.
+        ForetokenError: it is no address, or nothing answers.
     """
     where, cure = repr(address), _CURE
     if address == AUTO:
@@ -117,9 +119,9 @@ def check_address(address: str, seconds: float = _REACH_SECONDS) -> None:
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
         raise ForetokenError(f"ray is {address!r}, which is no address: {_CURE}")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
     except (OSError, UnicodeError) as error:
-        raise ForetokenError(f"nothing answers at {where} within {seconds:g} s ({error}): {cure}") from error
+        raise ForetokenError(f"nothing answers at {where} within {_REACH_SECONDS:g} s ({error}): {cure}") from error
 
 
 def _latest_address() -> str:
@@ -238,15 +240,14 @@ def _drain(grace: float) -> None:
             continue
 
 
-def wait_for_signal(tick: Callable[[], bool], seconds: float = 1.0) -> bool:
+def wait_for_signal(tick: Callable[[], bool]) -> bool:
     """Wait for SIGTERM or SIGINT; a second one ends the process at once.
 
     Args:
-        tick: called again and again; whether all is well.
-        seconds: between two calls.
+        tick: called every `_TICK_SECONDS`; returns whether all is well.
 
     Returns:
-        Whether a signal came; False as `tick` says no.
+        Whether a signal came; False as soon as `tick` returns False.
     """
     told = threading.Event()
 
@@ -257,7 +258,7 @@ def wait_for_signal(tick: Callable[[], bool], seconds: float = 1.0) -> bool:
 
     before = {number: signal.signal(number, end) for number in _SIGNALS}
     try:
-        while not told.wait(seconds):
+        while not told.wait(_TICK_SECONDS):
             if not tick():
                 return False
         return True
