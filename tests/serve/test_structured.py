@@ -48,6 +48,22 @@ def test_the_clients_parse_gets_its_model(client, seed):
     assert Animal.model_validate_json(parsed.choices[0].message.content) == animal
 
 
+def test_a_response_format_without_white_space(server):
+    compactly = {"seed": 1, "structured_outputs": compact()}
+    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": ANIMAL}}
+    for form_asked in (form, {"type": "json_object", "schema": ANIMAL}):
+        chat = server.chat(messages=USER, max_tokens=120, response_format=form_asked, **compactly).json["choices"][0]
+        text = chat["message"]["content"]
+        assert chat["finish_reason"] == "stop"
+        assert text == json.dumps(json.loads(text), separators=(",", ":"))
+    text_format = {"format": {"type": "json_schema", "name": "animal", "schema": ANIMAL}}
+    body = {"input": "the cat?", "max_output_tokens": 120, "text": text_format, **compactly}
+    answer = server.post("/v1/responses", body).json
+    assert answer["status"] == "completed"
+    text = answer["output"][0]["content"][0]["text"]
+    assert text == json.dumps(json.loads(text), separators=(",", ":"))
+
+
 def test_parse_sends_a_schema_that_is_served(client):
     answer = client.chat.completions.parse(
         model=MODEL, messages=USER, response_format=Animal, seed=1, logit_bias={"220": -100, "198": -100}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 audit_app = typer.Typer(
     name="audit",
-    help="Does a system sample from the distribution it claims? PASS (status 0), FAIL (1) or INCONCLUSIVE (3).",
+    help="Test whether a system samples from the distribution it claims: PASS (status 0), FAIL (1), INCONCLUSIVE (3).",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

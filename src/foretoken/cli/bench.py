@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 bench_app = typer.Typer(
     name="bench",
-    help="Compare its speed with its own plain decoding and with other engines, on the same weights and prompts.",
+    help="Compare Foretoken's speed with its own plain decoding and with other engines.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -51,7 +51,7 @@ class Chat(Conversation):
         self._answers: list[DecodeStats] = []
         own = {
             "drafter": Command("/drafter NAME|MODEL", "draft with another drafter", self.setter("drafter")),
-            "tree": Command("/tree KIND|FILE", "have the drafter grow trees, or chains: none", self.setter("tree")),
+            "tree": Command("/tree KIND|FILE", "draft trees, or chains (none)", self.setter("tree")),
             "verifier": Command("/verifier NAME", "verify by another rule", self.setter("verifier")),
             "num_speculative_tokens": Command(
                 "/k N|auto", "draft at most N tokens a round", self.setter("num_speculative_tokens")

@@ -60,9 +60,9 @@ class Conversation(ABC):
         self.commands = {
             "max_new_tokens": Command("/max_tokens N", "answer in at most N tokens", self.setter("max_new_tokens")),
             "set": Command("/set [NAME VALUE]", "change a setting, or show them all", self._set_any),
-            "system": Command("/system [TEXT]", "begin with this system message; alone: with none", self._set_system),
+            "system": Command("/system [TEXT]", "set the system message; without TEXT, remove it", self._set_system),
             "reset": Command("/reset", "forget the conversation", self.reset),
-            "stats": Command("/stats", "what the answers took so far", self.stats),
+            "stats": Command("/stats", "statistics of the answers so far", self.stats),
             "help": Command("/help", "this list", self._help),
             "quit": Command("/quit", "leave", self._quit),
         }

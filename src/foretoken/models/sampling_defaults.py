@@ -94,7 +94,7 @@ def of_folder(folder: Path) -> dict[str, Any]:
         return {}
     found = read_json(path)
     if found is None:
-        warnings.warn(f"{path} is not used, for it holds no JSON object: mend it, or remove it", stacklevel=2)
+        warnings.warn(f"{path} is not used, for it holds no JSON object: correct it, or remove it", stacklevel=2)
     return checked(_without_unused(found or {}, str(path)), str(path))
 
 

@@ -109,11 +109,11 @@ def parse(data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ApiError(400, "the body is not UTF-8: encode it so") from None
     except json.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not JSON ({error.msg} at character {error.pos:,}): mend it") from None
+        raise ApiError(400, f"the body is not JSON ({error.msg} at character {error.pos:,}): correct it") from None
     except RecursionError:
         raise ApiError(400, "the body's JSON is nested too deeply: send flat objects") from None
     except ValueError as error:  # NaN, 1e400, or an integer of thousands of digits
-        raise ApiError(400, f"the body has a number that can't be used ({error}): mend it") from None
+        raise ApiError(400, f"the body has a number that can't be used ({error}): correct it") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body is JSON but no object: send {...}")
     return value

@@ -51,7 +51,8 @@ class ResponsesRequest(Controls):
         given = self.text if self.text is not None else {}
         if not isinstance(given, dict) or given.keys() - {"format"}:
             raise ApiError(400, "text is no object with format alone: give {format: {type, ...}}", "text")
-        return [*super().grammars(), ("text.format", format_grammar(given.get("format"), "text.format", nested=False))]
+        grammar = format_grammar(given.get("format"), "text.format", nested=False, whitespace=self.whitespace)
+        return [*super().grammars(), ("text.format", grammar)]
 
     def toolset(self) -> ToolSet | None:
         """See `Controls`."""

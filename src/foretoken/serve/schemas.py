@@ -93,6 +93,11 @@ class Controls(Strict):
         given = self.structured_outputs
         return [("structured_outputs", None if given is None else given.as_grammar())]
 
+    @property
+    def whitespace(self) -> bool:
+        """Whether spaces and newlines are allowed between the parts of JSON."""
+        return self.structured_outputs is None or not self.structured_outputs.disable_any_whitespace
+
     def toolset(self) -> ToolSet | None:
         """The tools that the model may call; None for none.
 
@@ -129,7 +134,8 @@ class Sampling(Controls):
 
     def grammars(self) -> list[tuple[str, Grammar | None]]:
         """See `Controls`."""
-        return [*super().grammars(), ("response_format", format_grammar(self.response_format, "response_format"))]
+        grammar = format_grammar(self.response_format, "response_format", whitespace=self.whitespace)
+        return [*super().grammars(), ("response_format", grammar)]
 
     @property
     def wants_usage(self) -> bool:

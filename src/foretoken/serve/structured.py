@@ -12,7 +12,7 @@ from foretoken.serve.errors import ApiError, refuse_others
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's field ``structured_outputs``; one of the first five."""
+    """vLLM's field ``structured_outputs``; one of the first five. The last one is for a ``response_format``, too."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -61,13 +61,14 @@ _FORMAT_FIELDS: dict[Any, tuple[str, ...]] = {"text": (), "json_object": ("schem
 """Fields of a format besides its type; a schema beside ``json_object`` is llama.cpp's form of ``json_schema``."""
 
 
-def format_grammar(value: Any, param: str, nested: bool = True) -> Grammar | None:
+def format_grammar(value: Any, param: str, *, nested: bool = True, whitespace: bool = True) -> Grammar | None:
     """The grammar of a ``response_format``.
 
     Args:
         value: the field: ``{"type": "text" | "json_object" | "json_schema", ...}``.
         param: its name.
         nested: the schema is in a field ``json_schema`` of its own, as chats have it, and responses don't.
+        whitespace: spaces and newlines are allowed between the parts of JSON.
 
     Raises:
         ApiError: it is something else, or its schema can't be used.
@@ -82,18 +83,20 @@ def format_grammar(value: Any, param: str, nested: bool = True) -> Grammar | Non
     if kind == "text":
         return None
     if kind == "json_object":
-        return _schema(value["schema"], f"{param}.schema") if value.get("schema") is not None else Grammar.json_object()
+        if value.get("schema") is None:
+            return Grammar.json_object(whitespace=whitespace)
+        return _schema(value["schema"], f"{param}.schema", whitespace)
     inner, where = (value.get("json_schema"), f"{param}.json_schema") if nested else (value, param)
     if not isinstance(inner, dict):
         raise ApiError(400, f"{where} is no object: give {{name, schema}}", where)
     refuse_others(inner, ("type", "name", "description", "schema", "strict"), where)
-    return _schema(inner.get("schema"), f"{where}.schema")
+    return _schema(inner.get("schema"), f"{where}.schema", whitespace)
 
 
-def _schema(schema: Any, where: str) -> Grammar:
+def _schema(schema: Any, where: str, whitespace: bool) -> Grammar:
     if not isinstance(schema, dict):
         raise ApiError(400, f"{where} is no object: give a JSON schema", where)
     try:
-        return Grammar.json_schema(schema)
+        return Grammar.json_schema(schema, whitespace=whitespace)
     except ForetokenError as error:
         raise ApiError(400, f"{where}: {error}", where, "invalid_grammar") from None

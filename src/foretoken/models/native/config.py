@@ -50,7 +50,7 @@ def read_config(folder: Path) -> Any | None:
     for name in _COUNTS:
         count: Any = fields[name]
         if count < 1:
-            raise ModelError(f"{folder / CONFIG} has {name} {count}, which must be at least 1: mend the file")
+            raise ModelError(f"{folder / CONFIG} has {name} {count}, which must be at least 1: correct the file")
     rope = _rope(fields)
     dtype = fields.get("dtype", fields.get("torch_dtype"))
     if rope is None or not (dtype is None or isinstance(dtype, str)) or not _sees_all(fields):
