@@ -1,4 +1,4 @@
-"""Where this package keeps what can be made again."""
+"""The folder of this package's caches: files that can be made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stops an audit before it has an answer."""
+"""Errors that end an audit before it has a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told before an audit starts: how much it has to draw, and whether there is anything to test."""
+"""The forecast before an audit: how many samples it needs, and whether there is anything to test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A register of who is lossless: the audit of every engine and mode that is at hand, kept from run to run.
+"""The register: audits of every engine and mode that can be run here, kept from run to run.
 
 Each entry is one ``foretoken audit … --json`` in a process of its own, so that an engine that crashes or hangs takes
 nothing with it, and a reader can run the same command. Each answer is a file of its own, written whole or not at all:

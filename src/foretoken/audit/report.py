@@ -1,4 +1,4 @@
-"""The answer, and how it is shown on a terminal and as JSON."""
+"""The report of an audit, on a terminal and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An audit that is going on: what it asks, how long it may, and what it answers in the end."""
+"""A running audit: its questions, its limits, and the report that it ends with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast is it, beside which other engine, on which weights?
+"""Benchmarks: the speed of speculation beside plain decoding and beside other engines.
 
 Names are imported when they are first used.
 """

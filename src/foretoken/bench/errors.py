@@ -1,4 +1,4 @@
-"""What can go wrong with a benchmark through no fault of the library."""
+"""Errors of benchmarks that callers can cause and mend."""
 
 from __future__ import annotations
 

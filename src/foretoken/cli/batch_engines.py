@@ -143,10 +143,7 @@ def run_processes(options: EngineOptions, jobs: int, items: Iterator[Item], done
         while processes:
             for ready in wait(list(processes)):
                 assert isinstance(ready, Connection)
-                try:
-                    message = ready.recv()
-                except (EOFError, OSError):
-                    message = None
+                message = _received(ready)
                 if isinstance(message, str):
                     raise ForetokenError(message)
                 if message is None:
@@ -169,6 +166,14 @@ def run_processes(options: EngineOptions, jobs: int, items: Iterator[Item], done
     finally:
         for process in processes.values():
             process.kill()
+
+
+def _received(connection: Connection) -> Any:
+    """The next message of an engine's process; None where it has ended."""
+    try:
+        return connection.recv()
+    except (EOFError, OSError):
+        return None
 
 
 def _some(items: Iterator[Item], most: int) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""Whether heads were made for such a target as this."""
+"""Checks that a head was made for a target like this one."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from foretoken.draft import Draft
 from foretoken.errors import ParameterError
 from foretoken.randomness import gumbel
 from foretoken.sampling import Sampler, SamplingParams
+from foretoken.sampling.penalties import node_depths
 from foretoken.sampling.vocabulary import zeros_for_none
 from foretoken.sequence import Sequence
 
@@ -138,9 +139,7 @@ class ProcessorSampler(Sampler):
         """``[B, M]``: argmax of the scores, with the shared noise added where rows are sampled."""
         scores = self.scores(logits, sequences, draft, nodes)
         if noise and not self.all_greedy:
-            depths = draft.depths()
-            depths = depths if nodes is None else depths.gather(1, nodes)
-            positions = self.positions(sequences)[:, None] + depths
+            positions = self.positions(sequences)[:, None] + node_depths(draft, nodes)
             scores = scores + gumbel(self.seeds, positions, scores.shape[-1])
         return scores.argmax(-1)
 

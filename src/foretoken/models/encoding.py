@@ -1,4 +1,4 @@
-"""What a tokenizer returns, without transformers, whose import takes longer than most calls."""
+"""The return value of tokenizers, without transformers, whose import takes longer than most calls."""
 
 from __future__ import annotations
 

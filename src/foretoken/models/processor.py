@@ -1,4 +1,4 @@
-"""What the processor can do."""
+"""Capabilities of the processor: its instructions, and how fast it reads memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong with another engine."""
+"""Errors of other engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests are let in: rows, and a queue of bounded length."""
+"""Admission of requests: as many as the engine has rows, and a queue of bounded length."""
 
 from __future__ import annotations
 

@@ -137,11 +137,9 @@ class Blocks:
 
     def add(self, parsed: Parsed, last: bool) -> Iterator[Event]:
         """What a part of the output adds; the last one closes what is open."""
-        pieces = [*parsed.pieces()]
-        first = pieces[0] if pieces else ""
-        if isinstance(first, Call) and not first.begins:  # it goes on before all else in this part
-            yield from self._call(first)
-            del pieces[0]
+        continued, pieces = parsed.around_reasoning()
+        for call in continued:
+            yield from self._call(call)
         if parsed.reasoning:
             if self._open != "thinking":
                 yield from self._begin("thinking", thinking(""))

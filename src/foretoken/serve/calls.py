@@ -42,14 +42,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a part of the text was.
+    """A part of an answer, divided into text, calls and reasoning.
 
     Attributes:
-        text: what is no call.
-        calls: each call that it added to, with what it added.
-        reasoning: what the model says to itself.
-        ahead: of each of these calls, how many characters of `text` come before what was added; empty where all of them
-            do, but before a call that goes on.
+        text: outside of calls.
+        calls: each call that the part adds to, with what it adds.
+        reasoning: the model's reasoning; it comes after a call that is continued, and before all else.
+        ahead: of each of the calls, how many characters of `text` come before it; empty where all of them do, or none
+            of them before a call that is continued.
     """
 
     text: str
@@ -68,6 +68,13 @@ class Parsed:
             yield call
         if at < len(self.text):
             yield self.text[at:]
+
+    def around_reasoning(self) -> tuple[list[Call], list[str | Call]]:
+        """The pieces before and after `reasoning`: a call that is continued comes before it."""
+        pieces = [*self.pieces()]
+        if pieces and isinstance(pieces[0], Call) and not pieces[0].begins:
+            return [pieces[0]], pieces[1:]
+        return [], pieces
 
 
 class OutputParser(Protocol):

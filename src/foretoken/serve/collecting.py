@@ -1,4 +1,4 @@
-"""What Python's garbage collector is spared."""
+"""Objects of the loaded server that Python's garbage collector need not look at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request passes first: its id, its API key, and the last resort for errors."""
+"""The outermost layer of the application: request ids, API keys, and errors that nothing else has handled."""
 
 from __future__ import annotations
 

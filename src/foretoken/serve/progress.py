@@ -1,4 +1,4 @@
-"""What a choice's statistics gained from one of its events to the next."""
+"""Progress of a choice: the difference of its statistics from one event to the next."""
 
 from __future__ import annotations
 

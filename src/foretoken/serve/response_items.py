@@ -97,11 +97,9 @@ class Items:
 
     def add(self, parsed: Parsed) -> Iterator[Event]:
         """What a part of the output adds."""
-        pieces = [*parsed.pieces()]
-        first = pieces[0] if pieces else ""
-        if isinstance(first, Call) and not first.begins:  # it goes on before all else in this part
-            yield from self._call(first)
-            del pieces[0]
+        continued, pieces = parsed.around_reasoning()
+        for call in continued:
+            yield from self._call(call)
         if parsed.reasoning:
             if self._open != "reasoning":
                 yield from self._begin(

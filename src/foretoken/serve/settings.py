@@ -1,4 +1,4 @@
-"""What a server allows."""
+"""Settings of a server: names, keys and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer tells of the tokens that it took."""
+"""The `usage` of an answer: its tokens, and what speculation did."""
 
 from __future__ import annotations
 

@@ -198,25 +198,13 @@ def train(
     teacher = Teacher(target, **load_options)
     shape.config(teacher)  # fail before sequences are generated
     work = out / WORK
-    longest_prompt = min(teacher.max_length, corpus.max_length) - corpus.max_new_tokens
-    if longest_prompt < 1:
-        raise ParameterError(
-            f"max_new_tokens is {corpus.max_new_tokens:,}, and {teacher.name} takes {teacher.max_length:,} tokens, "
-            "prompt and output together: lower it"
-        )
-    prompts = read_prompts(teacher.model, corpus.data, corpus.prompt_tokens, longest_prompt, corpus.seed)
-    used_prompts = min(len(prompts), corpus.num_samples)
-    if used_prompts < 2:
-        raise ParameterError(
-            f"num_samples is {corpus.num_samples:,}, and there are {len(prompts):,} prompts: both must be at least 2, "
-            "since some sequences are trained on and some held out; give more data, or raise num_samples"
-        )
+    prompts = _prompts(teacher, corpus)
     _claim(out, _identity(teacher, shape, corpus, course))
     if export_speculators is not None:  # now, since it may lie in `out`; and before sequences are generated
         with writing(export_speculators):
             export_speculators.mkdir(parents=True, exist_ok=True)
     samples = _samples(target, teacher, prompts, corpus, work / "samples", watch, load_options)
-    learning, measuring = split(samples, used_prompts, corpus.held_out)
+    learning, measuring = split(samples, min(len(prompts), corpus.num_samples), corpus.held_out)
     learner = shape.make(teacher, learning, corpus.seed)
     features = Features(teacher, learner.layers, work / "features", limit)
 
@@ -257,6 +245,27 @@ def train(
         )
     shutil.rmtree(work / "features", ignore_errors=True)
     return report
+
+
+def _prompts(teacher: Teacher, corpus: Corpus) -> list[list[int]]:
+    """The prompts that leave room for an output.
+
+    Raises:
+        ParameterError: no prompt can, or there are fewer than two.
+    """
+    longest = min(teacher.max_length, corpus.max_length) - corpus.max_new_tokens
+    if longest < 1:
+        raise ParameterError(
+            f"max_new_tokens is {corpus.max_new_tokens:,}, and {teacher.name} takes {teacher.max_length:,} tokens, "
+            "prompt and output together: lower it"
+        )
+    prompts = read_prompts(teacher.model, corpus.data, corpus.prompt_tokens, longest, corpus.seed)
+    if min(len(prompts), corpus.num_samples) < 2:
+        raise ParameterError(
+            f"num_samples is {corpus.num_samples:,}, and there are {len(prompts):,} prompts: both must be at least 2, "
+            "since some sequences are trained on and some held out; give more data, or raise num_samples"
+        )
+    return prompts
 
 
 def _samples(

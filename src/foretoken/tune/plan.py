@@ -1,4 +1,4 @@
-"""What is to be measured."""
+"""The plan of a search: what is measured, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the measurements say."""
+"""Results of the measurements: rates, and which candidate is fastest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch backend for GPUs: passes over few tokens are CUDA graphs, over buffers that stay where they are."""
+"""The torch backend for GPUs: passes over few tokens are CUDA graphs over static KV cache buffers (`rooms`)."""
 
 from __future__ import annotations
 

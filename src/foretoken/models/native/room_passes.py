@@ -1,4 +1,4 @@
-"""Passes over rooms, and chains of them, that are captured once and replayed."""
+"""Passes over rooms (static KV cache buffers), and chains of them: captured as CUDA graphs once, then replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rooms: keys and values in buffers of few shapes that stay where they are, so that captured passes find them."""
+"""Rooms: static KV cache buffers, of few shapes and at fixed addresses, which CUDA graphs of passes need."""
 
 from __future__ import annotations
 

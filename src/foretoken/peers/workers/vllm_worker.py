@@ -22,31 +22,44 @@ _STEPS = "vllm:iteration_tokens_total"
 _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
+def speculative_config(
+    options: dict[str, Any], proposer: str | None, given: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """vLLM's ``speculative_config`` of a mode; None for decoding without speculation.
+
+    Args:
+        options: as `make` takes them.
+        proposer: for prompt lookup: None for vLLM's own, "suffix" for its suffix decoding, or a class of Foretoken's.
+        given: what the user asks for: a whole configuration if it names a method, else further fields of the mode's.
+    """
+    found: dict[str, Any] | None = None
+    if options["mode"] == "draft-model":
+        found = {"method": "draft_model", "model": options["drafter"], "num_speculative_tokens": options["k"]}
+        found["max_model_len"] = options["max_length"]
+    elif options["mode"] == "prompt-lookup":
+        found = {"num_speculative_tokens": options["k"]}
+        if proposer is None:
+            found |= {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        elif proposer == "suffix":
+            found["method"] = "suffix"
+        else:
+            found |= {"method": "custom_class", "model": f"foretoken.integrations.vllm.{proposer}"}
+    if given is not None:
+        return given if "method" in given else {**(found or {}), **given}
+    return found
+
+
 def make(options: dict[str, Any]) -> tuple[dict[str, str], Runner]:
     """One mode: the speculative configuration of an engine can't be changed."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gib(options)))
     import torch
     import vllm
 
-    mode, k, fields = options["mode"], options["k"], dict(options["options"])
+    mode, fields = options["mode"], dict(options["options"])
     proposer = fields.pop("proposer", None)
     if "drafter" in fields:  # of the proposer, with its argument
         fields["additional_config"] = {"foretoken": {"drafter": fields.pop("drafter")}}
-    speculative: dict[str, Any] | None = None
-    if mode == "draft-model":
-        speculative = {"method": "draft_model", "model": options["drafter"], "num_speculative_tokens": k}
-        speculative["max_model_len"] = options["max_length"]
-    elif mode == "prompt-lookup":
-        speculative = {"num_speculative_tokens": k}
-        if proposer is None:
-            speculative |= {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-        elif proposer == "suffix":  # vLLM's own
-            speculative["method"] = "suffix"
-        else:
-            speculative |= {"method": "custom_class", "model": f"foretoken.integrations.vllm.{proposer}"}
-    given = fields.get("speculative_config")
-    if given is not None:  # without a method it says more of the mode's own
-        speculative = given if "method" in given else {**(speculative or {}), **given}
+    speculative = speculative_config(options, proposer, fields.get("speculative_config"))
     how: dict[str, Any] = {
         "model": options["target"],
         "dtype": options["dtype"],

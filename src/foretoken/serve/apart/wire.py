@@ -1,4 +1,4 @@
-"""What the server's process and the engine's say to each other: frames of a kind, a length and what they hold.
+"""The protocol between the server's process and the engine's: frames of a kind, a length and a body.
 
 Both are one program's, over sockets that nobody else has: so that values can go as pickles.
 """

@@ -1,4 +1,4 @@
-"""The application in front of the replicas: who may ask, what is passed on, and what becomes of a replica's death."""
+"""The application in front of the replicas: checks and passes on requests, and handles the death of a replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway and the replicas say to each other."""
+"""Messages between the gateway and the replicas."""
 
 from __future__ import annotations
 

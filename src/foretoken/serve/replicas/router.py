@@ -1,4 +1,4 @@
-"""Ray Serve's side of the choice of a replica."""
+"""The choice of a replica, as a request router of Ray Serve; the rule itself is in `affinity`."""
 
 from __future__ import annotations
 

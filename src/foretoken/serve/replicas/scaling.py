@@ -1,4 +1,4 @@
-"""How many replicas there are: what the option says, and what load asks for."""
+"""How many replicas there are: a fixed number, or as many as the load needs within limits."""
 
 from __future__ import annotations
 
