@@ -1,10 +1,11 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
-import { ApiError, setKey, status as askStatus } from "./api";
+import { ApiError, hasKey, setKey, status as askStatus } from "./api";
 import { Dashboard } from "./dashboard";
 import { Icon } from "./icon";
-import { Race } from "./race";
+import { inField } from "./keys";
+import { NO_RACE, Race } from "./race";
 import { textOf, useRun } from "./run";
-import { asked, DEFAULTS, fromFragment, newSeed, requestBody, SERVERS_CHOICE, type Settings, SHIPPED, toFragment } from "./settings";
+import { asked, DEFAULTS, fromFragment, newSeed, ready, requestBody, SERVERS_CHOICE, type Settings, SHIPPED, toFragment } from "./settings";
 import { SettingsPanel } from "./panel";
 import { Step } from "./step";
 import { currentTheme, toggleTheme } from "./theme";
@@ -35,10 +36,6 @@ function asView(name: string | undefined): View {
   return VIEWS.find(([view]) => view === name)?.[0] ?? "write";
 }
 
-function inField(target: EventTarget | null): boolean {
-  return target instanceof HTMLElement && ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
-}
-
 export function App() {
   const first = useRef(fromFragment(location.hash)).current;
   const [settings, setSettings] = useState<Settings>({ ...DEFAULTS, ...first.settings });
@@ -53,10 +50,14 @@ export function App() {
   const [ranWith, setRanWith] = useState<Settings | null>(null);
   // Answers that later questions follow keep their rounds, by their place among the messages.
   const [answers, setAnswers] = useState<Record<number, Round[]>>({});
+  const [race, setRace] = useState(NO_RACE);
 
-  const forget = () => {
+  const forgetRun = () => {
     clear();
     setRanWith(null);
+  };
+  const forget = () => {
+    forgetRun();
     setAnswers({});
   };
 
@@ -66,7 +67,8 @@ export function App() {
       setTrouble(null);
     } catch (error) {
       const key = error instanceof ApiError && error.status === 401;
-      setTrouble({ message: error instanceof ApiError ? error.message : "the server can't be reached", key });
+      const wanted = hasKey() ? "the server does not take this API key: give another one" : "the server asks for an API key";
+      setTrouble({ message: key ? wanted : error instanceof ApiError ? error.message : "the server can't be reached", key });
     }
   }, []);
   useEffect(() => void load(), []);
@@ -83,10 +85,17 @@ export function App() {
   }, []);
 
   useEffect(() => {
-    // Chat needs a template: a link may ask for it where there is none.
-    if (status?.model === SHIPPED.model && settings.mode === "completion" && settings.prompt === DEFAULTS.prompt && !first.settings.prompt) change({ prompt: SHIPPED.prompt });
+    const system = matchMedia("(prefers-color-scheme: dark)");
+    const changed = () => setTheme(currentTheme());
+    system.addEventListener("change", changed);
+    return () => system.removeEventListener("change", changed);
+  }, []);
+
+  useEffect(() => {
+    if (status?.model === SHIPPED.model && settings.prompt === DEFAULTS.prompt && !first.settings.prompt) change({ prompt: SHIPPED.prompt });
   }, [status === null]);
   useEffect(() => {
+    // Chat needs a template: a link may ask for it where there is none.
     if (status && !status.has_chat && settings.mode === "chat") setSettings((old) => ({ ...old, mode: "completion" }));
   }, [status, settings.mode]);
 
@@ -99,15 +108,14 @@ export function App() {
   const runOnce = async () => {
     if (view === "race" || view === "dashboard") return;
     let own = settings;
-    if (own.mode === "chat") {
-      own = { ...own, messages: asked(own), prompt: own.prompt.trim() ? "" : own.prompt };
-      if (!own.messages.length) return;
-    } else if (!own.prompt) return;
+    if (!ready(own)) return;
+    if (own.mode === "chat") own = { ...own, messages: asked(own), question: own.question.trim() ? "" : own.question };
     setSettings(own);
     setRanWith(own);
     setRound(0);
     link(own);
     const done = await begin(requestBody(own, own.messages, true));
+    if (done?.error) void load(); // the server may be another one, or want another key
     if (!done || own.mode !== "chat") return;
     // Questions and answers take turns, as templates want them: what was stopped keeps what it has of an answer,
     // and a question without any goes back to where it was typed.
@@ -117,8 +125,16 @@ export function App() {
       change({ messages: [...own.messages, { role: "assistant", content }] });
     } else {
       const question = own.messages.at(-1)!.content;
-      setSettings((old) => ({ ...old, messages: own.messages.slice(0, -1), prompt: old.prompt ? `${question}\n${old.prompt}` : question }));
+      setSettings((old) => ({ ...old, messages: own.messages.slice(0, -1), question: old.question ? `${question}\n${old.question}` : question }));
     }
+  };
+
+  const settle = () => (stop(), last.current);
+  // Prompt and chat are kept, each for when it is chosen again.
+  const choose = async (mode: Settings["mode"]) => {
+    await settle();
+    forgetRun();
+    change({ mode });
   };
 
   const stepThrough = (at: number) => {
@@ -192,16 +208,18 @@ export function App() {
             <Write
               {...shared}
               clear={() => {
+                if (settings.mode === "completion") return forgetRun();
                 forget();
-                change({ messages: [], ...(settings.mode === "chat" ? { prompt: "" } : {}) });
+                change({ messages: [], question: "" });
               }}
+              choose={choose}
               ranWith={ranWith}
               answers={answers}
               onRound={stepThrough}
             />
           )}
-          {view === "step" && <Step run={run} ranWith={ranWith} round={round} setRound={setRound} start={start} stop={stop} />}
-          {view === "race" && <Race settings={settings} status={status} settle={() => (stop(), last.current)} />}
+          {view === "step" && <Step run={run} ranWith={ranWith} ready={ready(settings)} round={round} setRound={setRound} start={start} stop={stop} />}
+          {view === "race" && <Race settings={settings} status={status} race={race} setRace={setRace} settle={settle} />}
           {view === "dashboard" && <Dashboard />}
         </main>
         {showSettings && view !== "dashboard" && (
@@ -225,7 +243,9 @@ function Trouble({ message, key, retry }: { message: string; key: boolean; retry
       }}
     >
       <span role="alert">{message}</span>
-      {key && <input type="password" name="key" aria-label="API key" placeholder="API key" autocomplete="off" />}
+      {key && (
+        <input type="password" name="key" aria-label="API key" placeholder="API key" autocomplete="off" pattern="\s*[ -~]*\s*" title="A key has letters, digits and signs of ASCII alone" />
+      )}
       <button type="submit">{key ? "Use this key" : "Try again"}</button>
     </form>
   );

@@ -2,7 +2,7 @@ import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { seconds } from "./format";
 import { Legend, Output } from "./output";
 import type { Run } from "./run";
-import type { Settings } from "./settings";
+import { ready, type Settings } from "./settings";
 import type { Round, Status } from "./types";
 
 interface Props {
@@ -17,11 +17,12 @@ interface Props {
   start: () => void;
   stop: () => void;
   clear: () => void;
+  choose: (mode: Settings["mode"]) => void;
   onRound: (round: number) => void;
 }
 
 /** Completion and chat, streamed. */
-export function Write({ settings, change, status, run, ranWith, answers, start, stop, clear, onRound }: Props) {
+export function Write({ settings, change, status, run, ranWith, answers, start, stop, clear, choose, onRound }: Props) {
   const chat = settings.mode === "chat";
   const [unfolded, setUnfolded] = useState(false);
   const end = useRef<HTMLDivElement>(null);
@@ -38,11 +39,11 @@ export function Write({ settings, change, status, run, ranWith, answers, start, 
   const going = (run.running || run.rounds.length > 0) && settings.messages.at(-1)?.role === "user";
   const field = (
     <textarea
-      value={settings.prompt}
+      value={chat ? settings.question : settings.prompt}
       rows={chat ? 2 : 4}
       aria-label={chat ? "Message" : "Prompt"}
       placeholder={chat ? "Ask something" : "What the model is to continue"}
-      onInput={(event) => change({ prompt: event.currentTarget.value })}
+      onInput={(event) => change({ [chat ? "question" : "prompt"]: event.currentTarget.value })}
     />
   );
   const buttons = (
@@ -52,11 +53,11 @@ export function Write({ settings, change, status, run, ranWith, answers, start, 
           Stop
         </button>
       ) : (
-        <button type="button" class="primary" data-run aria-keyshortcuts="Control+Enter" onClick={start}>
+        <button type="button" class="primary" data-run aria-keyshortcuts="Control+Enter" disabled={!ready(settings)} onClick={start}>
           Run
         </button>
       )}
-      <button type="button" onClick={clear} disabled={!run.rounds.length && !settings.messages.length}>
+      <button type="button" onClick={clear} disabled={!run.rounds.length && !(chat && settings.messages.length)}>
         Clear
       </button>
       <label class="check">
@@ -70,7 +71,7 @@ export function Write({ settings, change, status, run, ranWith, answers, start, 
             aria-pressed={settings.mode === mode}
             disabled={mode === "chat" && status?.has_chat === false}
             title={mode === "chat" && status?.has_chat === false ? "the model has no chat template" : ""}
-            onClick={() => settings.mode !== mode && (clear(), change({ mode, ...(mode === "chat" ? { prompt: "" } : {}) }))}
+            onClick={() => settings.mode !== mode && choose(mode)}
           >
             {mode}
           </button>

@@ -1,0 +1,218 @@
+"""The page in a browser: what its views keep while others are looked at, where its keys go, and what is in view."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from foretoken.engine.engine import Engine
+from page_harness import CHROMIUM, RUN, Scripted, output, run
+from serve_harness import Running, serving, tiny_engine
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+TRACE = "**/v1/foretoken/trace"
+TALL = "#mode=completion&prompt=ab&max_tokens=200&temperature=0"
+CHAT = "#mode=chat&max_tokens=8&temperature=0"
+AT_END = "box => box.scrollHeight > box.clientHeight && box.scrollTop + box.clientHeight >= box.scrollHeight - 1"
+
+
+@pytest.fixture(scope="module")
+def tall() -> Iterator[Running]:
+    """A server whose outputs are of many lines."""
+    model = Scripted("abcdefgh\n" * 30)
+    with serving(Engine(model, model, "token", 3)) as running:
+        yield running
+
+
+def test_step_mode_has_in_view_what_the_round_adds(tall, visit):
+    page = visit(tall, TALL)
+    run(page)
+    page.click("#tab-step")
+    context = page.locator(".context")
+    page.keyboard.press("End")
+    playwright.expect(page.locator(".position")).to_have_text("round 50 of 50")
+    assert context.evaluate(AT_END)
+    page.keyboard.press("ArrowLeft")
+    playwright.expect(page.locator("[aria-current=step]")).to_have_text("Verify")
+    assert context.evaluate(AT_END)
+
+
+def test_a_race_follows_the_lanes_while_it_shows_them(tall, visit):
+    page = visit(tall, f"{TALL}&view=race")
+    page.clock.install()
+    page.click("[data-run]")
+    playwright.expect(page.locator("text=Show again")).to_be_enabled()
+    page.clock.run_for(6000)
+    page.wait_for_selector(".verdict")
+    for lane in page.locator(".lane .output").all():
+        assert lane.evaluate(AT_END)
+
+
+def test_space_plays_wherever_a_press_did_not_come_from_another_button(server, visit):
+    page = visit(server, RUN)
+    run(page)
+    page.click("#tab-step")
+    play, pause = page.locator("[aria-label=Play]"), page.locator("[aria-label=Pause]")
+    for place in ("#tab-step", "[aria-current=step]", "[type=range]"):
+        page.locator(place).focus()
+        page.keyboard.press("Space")
+        playwright.expect(pause).to_have_count(1)
+        page.keyboard.press("Space")
+        playwright.expect(play).to_have_count(1)
+    page.locator("[aria-label='Last round']").focus()
+    page.keyboard.press("Space")
+    last = page.locator("[type=range]").get_attribute("max")
+    playwright.expect(page.locator("[type=range]")).to_have_value(last)
+    playwright.expect(play).to_have_count(1)
+
+
+def test_a_box_that_is_checked_leaves_keys_to_the_page(server, visit):
+    page = visit(server, RUN)
+    page.check("text=show rejected tokens")
+    page.keyboard.press("2")
+    playwright.expect(page.locator("#tab-step")).to_have_attribute("aria-current", "page")
+
+
+def test_a_race_is_still_on_show_after_a_look_at_another_view(server, visit):
+    page = visit(server, f"{RUN}&view=race", reduced_motion="reduce")
+    page.select_option(".lane [name=length]", "2")
+    page.click("[data-run]")
+    page.wait_for_selector(".verdict")
+    verdict = page.locator(".verdict").inner_text()
+    page.click("#tab-dashboard")
+    page.wait_for_selector(".tiles")
+    page.click("#tab-race")
+    assert page.locator(".verdict").inner_text() == verdict
+    assert page.locator(".lane [name=length]").input_value() == "2"
+
+
+def test_prompt_and_chat_are_kept_while_the_other_is_chosen(server, visit):
+    page = visit(server, RUN)
+    page.click(".modes >> text=chat")
+    page.fill("textarea", "one")
+    run(page)
+    answer = output(page)
+    page.fill("textarea", "two")
+    page.click(".modes >> text=completion")
+    playwright.expect(page.locator("textarea")).to_have_value("the the")
+    run(page)
+    page.click("text=Clear")
+    page.click(".modes >> text=chat")
+    playwright.expect(page.locator("textarea")).to_have_value("two")
+    assert page.locator("article").evaluate_all("all => all.map(one => one.ariaLabel)") == ["user", "assistant"]
+    assert output(page) == answer
+
+
+def test_a_link_to_a_chat_has_the_question_that_is_typed(server, visit):
+    page = visit(server, CHAT)
+    page.fill("textarea", "one & two")
+    page.click("text=Copy a link")
+    again = visit(server, page.evaluate("location.hash"))
+    assert again.input_value("textarea") == "one & two"
+    run(again)
+    assert again.locator("article.user").all_inner_texts() == ["one & two"]
+    assert "prompt" not in again.evaluate("location.hash")  # it is among the messages now
+
+
+def test_nothing_can_be_run_where_nothing_is_asked(server, visit):
+    for fragment in ("#mode=completion&prompt=", "#mode=chat"):
+        page = visit(server, fragment)
+        assert page.locator("[data-run]").is_disabled()
+        page.click("#tab-step")
+        assert page.locator("[data-run]").is_disabled()
+        assert "type a prompt in Write" in page.locator(".empty").inner_text()
+        page.click("#tab-write")
+        page.fill("textarea", "ab")
+        assert page.locator("[data-run]").is_enabled()
+
+
+def test_a_key_that_no_server_takes_does_not_lock_the_page(visit):
+    with serving(tiny_engine(), api_keys=("secret",)) as server:
+        page = visit(server, expected=401)
+        told = page.locator(".trouble [role=alert]")
+        assert told.inner_text() == "the server asks for an API key"
+        for key in ("secret…", "other"):
+            page.fill("[name=key]", key)
+            page.click(".trouble button")
+            assert page.locator("[name=key]").evaluate("field => field.checkValidity()") == key.isascii()
+        playwright.expect(told).to_have_text("the server does not take this API key: give another one")
+        page.fill("[name=key]", " secret ")
+        page.click(".trouble button")
+        page.wait_for_selector("h1 small")
+
+
+def test_a_run_that_is_refused_for_its_key_asks_for_another(visit):
+    with serving(tiny_engine(), api_keys=("secret",)) as server:
+        page = visit(server, expected=401)
+        page.fill("[name=key]", "secret")
+        page.click(".trouble button")
+        page.wait_for_selector("h1 small")
+        page.evaluate("sessionStorage.setItem('foretoken-api-key', 'of the server that was here before')")
+        page.click("[data-run]")
+        page.fill("[name=key]", "secret")
+        page.click(".trouble button")
+        playwright.expect(page.locator(".trouble")).to_have_count(0)
+        run(page)
+
+
+def test_the_axes_of_a_dashboard_have_numbers_before_anything_is_decoded(visit):
+    with serving(tiny_engine()) as server:
+        page = visit(server, "#view=dashboard")
+        page.wait_for_selector(".tiles")
+        for title, marks in (("Tokens by second", ["0", "1"]), ("Draft length chosen", ["0 %", "100 %"])):
+            axis = page.locator(".plot", has_text=title).locator(".grid text")
+            assert axis.all_text_contents() == marks
+
+
+def test_the_theme_that_is_told_is_the_one_on_show(server, visit):
+    page = visit(server, color_scheme="light")
+    page.emulate_media(color_scheme="dark")
+    playwright.expect(page.locator("[aria-label^=Theme]")).to_have_attribute("aria-label", "Theme: dark. Change it")
+
+
+def test_a_token_without_a_width_can_be_pointed_at_and_is_named(server, visit):
+    page = visit(server, RUN)
+    told = server.post("/v1/foretoken/trace", {"prompt": "the the", "max_tokens": 1, "seed": 1}).text
+    joiner = re.sub(r'("text": ?)"[^"]*"(, ?"token": ?)"[^"]*"', r'\1"\\u200d"\2"\\u200d"', told)
+    page.route(TRACE, lambda route: route.fulfill(body=joiner, content_type="text/event-stream"))
+    assert run(page) == "\u200d·"
+    token = page.locator("[data-place]")
+    assert token.bounding_box()["width"] > 1
+    assert token.get_attribute("aria-label").startswith("U+200D, ")
+    token.hover()
+    assert page.locator(".popover b").inner_text() == "U+200D"
+
+
+# Counts how often the page reads the text of a token that the server told.
+COUNTING = """
+const parse = JSON.parse;
+window.reads = 0;
+JSON.parse = (text) => {
+  const told = parse(text);
+  for (const token of told?.tokens ?? []) {
+    const own = token.text;
+    Object.defineProperty(token, "text", { get: () => (window.reads++, own) });
+  }
+  return told;
+};
+"""
+
+
+def test_to_point_at_a_token_draws_no_others_again(tall, visit):
+    page = visit(tall, TALL)
+    page.evaluate(COUNTING)
+    run(page)
+    page.evaluate("window.reads = 0")
+    page.locator("[data-place] >> nth=100").focus()
+    page.wait_for_selector(".popover")
+    assert page.evaluate("window.reads") < 20  # of 200
+
+
+def test_one_rejected_token_is_named_as_one(server, visit):
+    page = visit(server, f"{RUN}&length=1")
+    run(page)
+    assert page.locator(".fold").first.get_attribute("aria-label").startswith("1 rejected draft token of round ")
