@@ -145,18 +145,20 @@ def test_a_key_that_no_server_takes_does_not_lock_the_page(visit):
         page.wait_for_selector("h1 small")
 
 
-def test_a_run_that_is_refused_for_its_key_asks_for_another(visit):
+@pytest.mark.parametrize("view", ["write", "race", "dashboard"])
+def test_a_server_that_comes_to_want_another_key_is_given_one(visit, view):
     with serving(tiny_engine(), api_keys=("secret",)) as server:
-        page = visit(server, expected=401)
+        page = visit(server, RUN, expected=401)
         page.fill("[name=key]", "secret")
         page.click(".trouble button")
         page.wait_for_selector("h1 small")
         page.evaluate("sessionStorage.setItem('foretoken-api-key', 'of the server that was here before')")
-        page.click("[data-run]")
+        page.click(f"#tab-{view}")
+        if view != "dashboard":
+            page.click("[data-run]")
         page.fill("[name=key]", "secret")
         page.click(".trouble button")
         playwright.expect(page.locator(".trouble")).to_have_count(0)
-        run(page)
 
 
 def test_the_axes_of_a_dashboard_have_numbers_before_anything_is_decoded(visit):
@@ -216,3 +218,48 @@ def test_one_rejected_token_is_named_as_one(server, visit):
     page = visit(server, f"{RUN}&length=1")
     run(page)
     assert page.locator(".fold").first.get_attribute("aria-label").startswith("1 rejected draft token of round ")
+
+
+@pytest.fixture(scope="module")
+def corrected() -> Iterator[Running]:
+    """A server of which each draft has a token that is rejected."""
+    with serving(Engine(Scripted("abcdefgh\nabcdefgh"), Scripted("abxdefxh\nabxdefgh"), "token", 3)) as running:
+        yield running
+
+
+def test_what_is_copied_is_the_output_alone(corrected, visit):
+    page = visit(corrected, TALL)
+    run(page)
+    page.locator("[data-place] >> nth=1").focus()
+    page.wait_for_selector(".popover")
+    selected = "getSelection().selectAllChildren(document.querySelector('article .output')), String(getSelection())"
+    for _ in range(2):
+        assert page.evaluate(selected) == "ababcdefgh\nabcdefgh"
+        page.check("text=show rejected tokens")
+        assert page.locator("main .rejected[data-place]").count() > 0
+
+
+def test_tab_leaves_an_output_at_once_and_arrow_keys_come_to_the_rejected_tokens(corrected, visit):
+    page = visit(corrected, TALL)
+    run(page)
+    page.locator("[data-place]").first.focus()
+    fold = page.locator(".fold").first
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    playwright.expect(fold).to_be_focused()
+    page.keyboard.press("Enter")
+    playwright.expect(fold).to_have_attribute("aria-expanded", "true")
+    page.keyboard.press("ArrowRight")
+    playwright.expect(page.locator("main .rejected[data-place]").first).to_be_focused()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('.output')") is None
+
+
+def test_step_mode_tells_that_the_run_broke_off(server, visit):
+    page = visit(server, RUN)
+    told = server.post("/v1/foretoken/trace", {"prompt": "the the", "max_tokens": 9, "seed": 1}).text
+    part = "\n\n".join(told.split("\n\n")[:2]) + "\n\n"
+    page.route(TRACE, lambda route: route.fulfill(body=part, content_type="text/event-stream"))
+    page.click("#tab-step")
+    page.click("[data-run]")
+    playwright.expect(page.locator(".step .error")).to_have_text("the server broke off")

@@ -24,7 +24,7 @@ const SHORTCUTS: [string, string][] = [
   ["Ctrl + Enter", "run"],
   ["Esc", "stop, or close what is open"],
   ["1 … 4", "views"],
-  ["← →  Home  End", "from token to token; in Step, from stage to stage"],
+  ["← →  Home  End", "from token to token, and to the numbers between; in Step, from stage to stage"],
   ["Enter", "on a token: its round, step by step"],
   ["Space", "in Step: play and pause"],
   ["T", "dark or light"],
@@ -219,8 +219,8 @@ export function App() {
             />
           )}
           {view === "step" && <Step run={run} ranWith={ranWith} ready={ready(settings)} round={round} setRound={setRound} start={start} stop={stop} />}
-          {view === "race" && <Race settings={settings} status={status} race={race} setRace={setRace} settle={settle} />}
-          {view === "dashboard" && <Dashboard />}
+          {view === "race" && <Race settings={settings} status={status} race={race} setRace={setRace} settle={settle} failed={() => void load()} />}
+          {view === "dashboard" && <Dashboard refused={() => void load()} />}
         </main>
         {showSettings && view !== "dashboard" && (
           <SettingsPanel settings={settings} change={change} status={status} link={() => toFragment(settings, view)} dice={() => change({ seed: newSeed() })} />

@@ -33,12 +33,13 @@ interface Props {
 /** What can be done with a token, or with the rejected ones of a round. */
 interface Acts {
   look: (place: Place | null) => void;
+  walk: (event: KeyboardEvent) => void;
   press: (event: KeyboardEvent, place: Place) => void;
   open: (round: number) => void;
   toggle: (round: number) => void;
 }
 
-/** The output, every token coloured by where it came from. Arrow keys go from token to token. */
+/** The output, every token coloured by where it came from. Tab comes to it once; arrow keys go from token to token. */
 export function Output({ rounds, prompt, running, allUnfolded, onRound }: Props) {
   const [toggled, setToggled] = useState<ReadonlySet<number>>(new Set());
   const [active, setActive] = useState<Place | null>(null);
@@ -55,23 +56,29 @@ export function Output({ rounds, prompt, running, allUnfolded, onRound }: Props)
     setActive(null);
   };
 
+  const walk = (event: KeyboardEvent) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const all = Array.from(box.current!.querySelectorAll<HTMLElement>("[data-place], .fold"));
+    const tokens = all.filter((one) => one.dataset.place);
+    const at = all.indexOf(event.currentTarget as HTMLElement);
+    const next = { ArrowRight: all[at + 1], ArrowLeft: all[at - 1], Home: tokens[0], End: tokens.at(-1) }[event.key];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+  };
+
   const press = (event: KeyboardEvent, place: Place) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const at = list.findIndex((one) => name(one) === name(place));
-    const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: list.length - 1 }[event.key];
     if (event.key === "Escape" && shown) {
       event.stopPropagation(); // one press closes this alone
       setActive(null);
     } else if (event.key === "Enter") onRound?.(place.round);
-    else if (next !== undefined && list[next]) {
-      event.preventDefault();
-      box.current?.querySelector<HTMLElement>(`[data-place="${name(list[next])}"]`)?.focus();
-    }
+    else walk(event);
   };
 
   // The same object at all times: rounds keep it, and are drawn again only where they change.
   const acts = useRef({} as Acts).current;
-  Object.assign(acts, { look: setActive, press, open: (round: number) => onRound?.(round), toggle });
+  Object.assign(acts, { look: setActive, walk, press, open: (round: number) => onRound?.(round), toggle });
   return (
     <div class="output" ref={box} onMouseLeave={() => active && !box.current?.contains(document.activeElement) && setActive(null)}>
       {prompt !== undefined && <span class="prompt">{prompt}</span>}
@@ -115,6 +122,8 @@ class RoundView extends Component<RoundProps> {
             class="fold"
             aria-expanded={unfolded}
             aria-label={`${rejected} rejected draft ${rejected === 1 ? "token" : "tokens"} of round ${round.round}`}
+            tabIndex={-1}
+            onKeyDown={acts.walk}
             onClick={() => acts.toggle(at)}
           >
             {rejected}

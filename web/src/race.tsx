@@ -39,13 +39,15 @@ interface Props {
   race: RaceState;
   setRace: (change: (old: RaceState) => RaceState) => void;
   settle: () => Promise<void>;
+  /** Called after an error of the server's: it may be another one, or want another key. */
+  failed: () => void;
 }
 
 /**
  * The same prompt and seed in several lanes. They are measured one after another, turn by turn, so that neither slows
  * the other, and shown beside each other. `settle` stops another run, and waits until what became of it is in the settings.
  */
-export function Race({ settings, status, race, setRace, settle }: Props) {
+export function Race({ settings, status, race, setRace, settle, failed }: Props) {
   const { chosen, measured } = race;
   const setOthers = (lanes: Lane[]) => setRace((old) => ({ ...old, chosen: lanes }));
   const setMeasured = (found: RaceState["measured"]) => setRace((old) => ({ ...old, measured: found }));
@@ -120,7 +122,9 @@ export function Race({ settings, status, race, setRace, settle }: Props) {
       replay(found);
     } catch (problem) {
       if (controller.current === own) setNote("");
-      if (!own.signal.aborted) setError(problem instanceof Error ? problem.message : String(problem));
+      if (own.signal.aborted) return;
+      setError(problem instanceof Error ? problem.message : String(problem));
+      failed();
     }
   };
 

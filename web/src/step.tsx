@@ -74,7 +74,7 @@ export function Step({ run, ranWith, ready, round: at, setRound, start, stop }: 
         <button type="button" class="primary" data-run disabled={!ready && !run.running} onClick={run.running ? stop : start}>
           {run.running ? "Stop" : "Run the prompt"}
         </button>
-        {run.error && <p class="error">{run.error}</p>}
+        {run.error && <p class="error" role="alert">{run.error}</p>}
       </div>
     );
   }
@@ -110,6 +110,11 @@ export function Step({ run, ranWith, ready, round: at, setRound, start, stop }: 
           round {round.round} of {rounds.length}
         </span>
       </div>
+      {run.error && (
+        <p class="error" role="alert">
+          {run.error}
+        </p>
+      )}
       <ol class="stages">
         {STAGES.map((name, number) => (
           <li key={name}>
