@@ -263,3 +263,38 @@ def test_step_mode_tells_that_the_run_broke_off(server, visit):
     page.click("#tab-step")
     page.click("[data-run]")
     playwright.expect(page.locator(".step .error")).to_have_text("the server broke off")
+
+
+def test_a_server_that_cannot_be_reached_is_told_of_once(server, visit):
+    page = visit(server, RUN, expected=0)
+    page.route("**/v1/foretoken/*", lambda route: route.abort())
+    with page.expect_request("**/v1/foretoken/status"):
+        page.click("[data-run]")
+    playwright.expect(page.locator("main .error")).to_have_text("the server can't be reached")
+    page.unroute("**/v1/foretoken/*")
+    run(page)
+    assert page.locator(".trouble, main .error").count() == 0
+
+
+def test_a_plain_round_is_explained_as_one(server, visit):
+    page = visit(server, f"{RUN}&length=0")
+    run(page)
+    page.click("#tab-step")
+    for told in ("Nothing is drafted", "scores the last token", "nothing to verify", "One token of the target's own is"):
+        playwright.expect(page.locator(".explain")).to_contain_text(told)
+        assert "0 tokens" not in page.locator(".explain").inner_text()
+        page.keyboard.press("ArrowRight")
+
+
+def test_keys_do_nothing_behind_the_list_of_keys(server, visit):
+    page = visit(server, RUN)
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    theme = page.locator("html").get_attribute("data-theme")
+    for key in ("2", "t", "Control+Enter"):
+        page.keyboard.press(key)
+    page.keyboard.press("Escape")
+    playwright.expect(page.locator("dialog")).to_have_count(0)
+    assert page.locator("#tab-write").get_attribute("aria-current") == "page"
+    assert page.locator("html").get_attribute("data-theme") == theme
+    assert page.locator("article, [aria-busy=true]").count() == 0

@@ -61,17 +61,20 @@ export function App() {
     setAnswers({});
   };
 
-  const load = useCallback(async () => {
+  // Unasked, it tells only that a key is wanted: that a server can't be reached, the view tells whose request failed.
+  const load = useCallback(async (wanted = true) => {
     try {
       setStatus(await askStatus());
       setTrouble(null);
     } catch (error) {
       const key = error instanceof ApiError && error.status === 401;
-      const wanted = hasKey() ? "the server does not take this API key: give another one" : "the server asks for an API key";
-      setTrouble({ message: key ? wanted : error instanceof ApiError ? error.message : "the server can't be reached", key });
+      if (!key && !wanted) return;
+      const which = hasKey() ? "the server does not take this API key: give another one" : "the server asks for an API key";
+      setTrouble({ message: key ? which : error instanceof ApiError ? error.message : "the server can't be reached", key });
     }
   }, []);
   useEffect(() => void load(), []);
+  const recheck = () => void load(false);
 
   useEffect(() => {
     const changed = () => {
@@ -115,7 +118,7 @@ export function App() {
     setRound(0);
     link(own);
     const done = await begin(requestBody(own, own.messages, true));
-    if (done?.error) void load(); // the server may be another one, or want another key
+    if (done?.error) recheck(); // the server may be another one, or want another key
     if (!done || own.mode !== "chat") return;
     // Questions and answers take turns, as templates want them: what was stopped keeps what it has of an answer,
     // and a question without any goes back to where it was typed.
@@ -148,11 +151,11 @@ export function App() {
 
   useEffect(() => {
     const pressed = (event: KeyboardEvent) => {
+      if (showHelp) return; // its keys are the browser's, which closes it and gives back the focus
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         event.preventDefault();
         document.querySelector<HTMLButtonElement>("[data-run]")?.click();
       } else if (event.key === "Escape") {
-        if (showHelp) return; // the browser closes it, and gives back the focus
         stop();
         document.querySelector<HTMLButtonElement>("[data-stop]")?.click();
       } else if (!inField(event.target) && !event.ctrlKey && !event.metaKey && !event.altKey) {
@@ -219,8 +222,8 @@ export function App() {
             />
           )}
           {view === "step" && <Step run={run} ranWith={ranWith} ready={ready(settings)} round={round} setRound={setRound} start={start} stop={stop} />}
-          {view === "race" && <Race settings={settings} status={status} race={race} setRace={setRace} settle={settle} failed={() => void load()} />}
-          {view === "dashboard" && <Dashboard refused={() => void load()} />}
+          {view === "race" && <Race settings={settings} status={status} race={race} setRace={setRace} settle={settle} failed={recheck} />}
+          {view === "dashboard" && <Dashboard refused={recheck} />}
         </main>
         {showSettings && view !== "dashboard" && (
           <SettingsPanel settings={settings} change={change} status={status} link={() => toFragment(settings, view)} dice={() => change({ seed: newSeed() })} />

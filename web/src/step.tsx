@@ -160,6 +160,7 @@ function explain(round: Round, stage: number): string {
     case 2:
       return `${RULES[trace.rule]} Accepted: ${kept} of ${draft.length}.`;
     default: {
+      if (!draft.length) return "One token of the target's own is committed.";
       const origin = round.tokens.at(-1)!.origin;
       const next = origin === "accepted" ? "the request ended there" : ORIGINS[origin] === undefined ? "" : NEXT[origin];
       return `${tokens(kept)} of the draft ${kept === 1 ? "is" : "are"} committed, and ${next}. Keys and values of all other draft tokens are dropped.`;
