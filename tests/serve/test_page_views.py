@@ -280,7 +280,7 @@ def test_a_plain_round_is_explained_as_one(server, visit):
     page = visit(server, f"{RUN}&length=0")
     run(page)
     page.click("#tab-step")
-    for told in ("Nothing is drafted", "scores the last token", "nothing to verify", "One token of the target's own is"):
+    for told in ("Nothing is drafted", "scores the last token", "nothing to verify", "One token of the target's own"):
         playwright.expect(page.locator(".explain")).to_contain_text(told)
         assert "0 tokens" not in page.locator(".explain").inner_text()
         page.keyboard.press("ArrowRight")
@@ -298,3 +298,30 @@ def test_keys_do_nothing_behind_the_list_of_keys(server, visit):
     assert page.locator("#tab-write").get_attribute("aria-current") == "page"
     assert page.locator("html").get_attribute("data-theme") == theme
     assert page.locator("article, [aria-busy=true]").count() == 0
+
+
+def test_an_answer_that_is_asked_for_again_in_vain_is_kept(server, visit):
+    page = visit(server, CHAT, expected=0)
+    page.fill("textarea", "one")
+    run(page)
+    answer = output(page)
+    page.route(TRACE, lambda route: route.abort())
+    page.click("[data-run]")
+    page.wait_for_selector("main .error")
+    playwright.expect(page.locator("article")).to_have_count(2)
+    assert output(page) == answer
+    assert page.input_value("textarea") == ""
+
+
+def test_a_run_can_be_begun_from_step_mode(server, visit):
+    page = visit(server, RUN)
+    run(page)
+    page.click("#tab-step")
+    page.fill("#settings [name=seed]", "5")
+    for begin in (lambda: page.click("text=Run again"), lambda: page.keyboard.press("Control+Enter")):
+        page.keyboard.press("End")
+        with page.expect_request(TRACE) as asked:
+            begin()
+        assert asked.value.post_data_json["seed"] == 5
+        page.wait_for_selector("text=Run again")
+        playwright.expect(page.locator(".position")).to_contain_text("round 1 of ")

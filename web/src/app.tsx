@@ -4,12 +4,12 @@ import { Dashboard } from "./dashboard";
 import { Icon } from "./icon";
 import { inField } from "./keys";
 import { NO_RACE, Race } from "./race";
-import { textOf, useRun } from "./run";
+import { type Run, textOf, useRun } from "./run";
 import { asked, DEFAULTS, fromFragment, newSeed, ready, requestBody, SERVERS_CHOICE, type Settings, SHIPPED, toFragment } from "./settings";
 import { SettingsPanel } from "./panel";
 import { Step } from "./step";
 import { currentTheme, toggleTheme } from "./theme";
-import type { Round, Status } from "./types";
+import type { Status } from "./types";
 import { Write } from "./write";
 
 const VIEWS = [
@@ -48,8 +48,8 @@ export function App() {
   const [round, setRound] = useState(0);
   const { run, begin, stop, clear } = useRun();
   const [ranWith, setRanWith] = useState<Settings | null>(null);
-  // Answers that later questions follow keep their rounds, by their place among the messages.
-  const [answers, setAnswers] = useState<Record<number, Round[]>>({});
+  // The runs of a chat's answers, by their place among the messages.
+  const [answers, setAnswers] = useState<Record<number, Run>>({});
   const [race, setRace] = useState(NO_RACE);
 
   const forgetRun = () => {
@@ -120,12 +120,14 @@ export function App() {
     const done = await begin(requestBody(own, own.messages, true));
     if (done?.error) recheck(); // the server may be another one, or want another key
     if (!done || own.mode !== "chat") return;
-    // Questions and answers take turns, as templates want them: what was stopped keeps what it has of an answer,
-    // and a question without any goes back to where it was typed.
+    // Questions and answers take turns, as templates want them: what was stopped keeps what it has of an answer. Without
+    // any, a question goes back to where it was typed, and one that was asked again keeps the answer that it had.
     const content = done.end?.text ?? textOf(done.rounds);
     if (done.end || content) {
-      setAnswers((old) => ({ ...old, [own.messages.length]: done.rounds }));
+      setAnswers((old) => ({ ...old, [own.messages.length]: done }));
       change({ messages: [...own.messages, { role: "assistant", content }] });
+    } else if (settings.messages.length > own.messages.length) {
+      change({ messages: settings.messages });
     } else {
       const question = own.messages.at(-1)!.content;
       setSettings((old) => ({ ...old, messages: own.messages.slice(0, -1), question: old.question ? `${question}\n${old.question}` : question }));

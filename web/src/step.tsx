@@ -71,7 +71,7 @@ export function Step({ run, ranWith, ready, round: at, setRound, start, stop }: 
     return (
       <div class="empty">
         <p>{ready || run.running ? "No round yet." : "No round yet, and nothing to run: type a prompt in Write."}</p>
-        <button type="button" class="primary" data-run disabled={!ready && !run.running} onClick={run.running ? stop : start}>
+        <button type="button" class="primary" data-run={!run.running || undefined} disabled={!ready && !run.running} onClick={run.running ? stop : start}>
           {run.running ? "Stop" : "Run the prompt"}
         </button>
         {run.error && <p class="error" role="alert">{run.error}</p>}
@@ -109,6 +109,9 @@ export function Step({ run, ranWith, ready, round: at, setRound, start, stop }: 
         <span class="position">
           round {round.round} of {rounds.length}
         </span>
+        <button type="button" data-run={!run.running || undefined} disabled={!ready && !run.running} onClick={run.running ? stop : start}>
+          {run.running ? "Stop" : "Run again"}
+        </button>
       </div>
       {run.error && (
         <p class="error" role="alert">
