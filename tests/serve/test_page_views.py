@@ -88,6 +88,8 @@ def test_a_race_is_still_on_show_after_a_look_at_another_view(server, visit):
     page.click("#tab-race")
     assert page.locator(".verdict").inner_text() == verdict
     assert page.locator(".lane [name=length]").input_value() == "2"
+    page.evaluate("link => { location.hash = link; }", f"{RUN}&view=race&length=1")  # a link brings its own
+    playwright.expect(page.locator(".lane [name=length]")).to_have_value("1")
 
 
 def test_prompt_and_chat_are_kept_while_the_other_is_chosen(server, visit):
@@ -168,6 +170,12 @@ def test_the_axes_of_a_dashboard_have_numbers_before_anything_is_decoded(visit):
         for title, marks in (("Tokens by second", ["0", "1"]), ("Draft length chosen", ["0 %", "100 %"])):
             axis = page.locator(".plot", has_text=title).locator(".grid text")
             assert axis.all_text_contents() == marks
+
+
+def test_a_name_that_is_cut_off_is_told_in_full(server, visit):
+    page = visit(server, viewport={"width": 360, "height": 700})
+    model, drafter = (server.get("/v1/foretoken/status").json[name] for name in ("model", "drafter"))
+    assert page.locator("h1 small").get_attribute("title").startswith(f"{model}, drafter {drafter}, verifier ")
 
 
 def test_the_theme_that_is_told_is_the_one_on_show(server, visit):

@@ -80,6 +80,7 @@ export function App() {
     const changed = () => {
       const link = fromFragment(location.hash);
       forget();
+      setRace(NO_RACE);
       setSettings((old) => ({ ...old, ...SERVERS_CHOICE, ...link.settings }));
       if (link.view) setView(asView(link.view));
     };
@@ -178,7 +179,7 @@ export function App() {
       <header class="top">
         <h1>
           <img src="page/icon.svg" alt="" width="24" height="24" /> Foretoken
-          {status && <small title={`drafter ${status.drafter}, verifier ${status.verifier}`}>{status.model}</small>}
+          {status && <small title={`${status.model}, drafter ${status.drafter}, verifier ${status.verifier}`}>{status.model}</small>}
         </h1>
         <nav aria-label="Views">
           {VIEWS.map(([name, title], at) => (
