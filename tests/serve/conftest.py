@@ -21,6 +21,7 @@ def server() -> Iterator[Running]:
 def browser() -> Iterator:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as driver:
+        playwright.expect.set_options(timeout=LONGEST)
         started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield started
         started.close()

@@ -159,9 +159,9 @@ def test_whether_trees_can_be_chosen_follows_the_engine_and_the_verifier(server,
 
 
 def test_what_makes_no_sense_in_a_link_is_left_out(tree_server, visit):
-    fragment = f"{RUN.replace('seed=1', 'seed=1.5')}&tree=dynamic&length=many&drafter=other"
+    fragment = f"{RUN.replace('seed=1', 'seed=1.5')}&tree=dynamic&length=many&top_p=0&drafter=other"
     page = visit(tree_server, fragment, expected=400)
-    for name, value in (("tree", ""), ("length", ""), ("seed", "1"), ("drafter", "other")):
+    for name, value in (("tree", ""), ("length", ""), ("topP", "1"), ("seed", "1"), ("drafter", "other")):
         assert page.locator(f"#settings [name={name}]").input_value() == value
     page.click("[data-run]")
     assert "drafter is 'other'" in page.locator("main .error").inner_text()  # names are the server's to judge

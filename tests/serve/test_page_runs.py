@@ -186,6 +186,22 @@ def test_a_chat_goes_on_after_a_stop_and_after_an_error(held, visit):
     assert page.locator("article").evaluate_all("all => all.map(one => one.ariaLabel)") == ["user", "assistant"] * 2
 
 
+def test_the_end_of_an_answer_leaves_the_focus_on_its_token(held, visit):
+    server, model = held
+    page = visit(server, f"#mode=chat&{HELD}")
+    page.fill("textarea", "one")
+    page.click("[data-run]")
+    model.passes.release(3)
+    shows(page, 3)
+    token = page.locator("[data-place] >> nth=1")
+    token.focus()
+    model.free()
+    page.wait_for_selector(".numbers")
+    playwright.expect(page.locator("article.assistant[aria-busy=false]")).to_have_count(1)
+    playwright.expect(token).to_be_focused()
+    assert page.locator(".popover").count() == 1
+
+
 def test_another_run_forgets_what_was_opened_in_the_one_before(server, visit):
     page = visit(server, f"{RUN}&length=6")
     run(page)

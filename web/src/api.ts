@@ -17,6 +17,10 @@ export function setKey(key: string): void {
   keep("sessionStorage", KEY, key);
 }
 
+export function hasKey(): boolean {
+  return !!kept("sessionStorage", KEY);
+}
+
 function headers(): Record<string, string> {
   const key = kept("sessionStorage", KEY);
   return key ? { authorization: `Bearer ${key}` } : {};

@@ -1,14 +1,15 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
-import { ApiError, setKey, status as askStatus } from "./api";
+import { ApiError, hasKey, setKey, status as askStatus } from "./api";
 import { Dashboard } from "./dashboard";
 import { Icon } from "./icon";
-import { Race } from "./race";
-import { textOf, useRun } from "./run";
-import { asked, DEFAULTS, fromFragment, newSeed, requestBody, SERVERS_CHOICE, type Settings, SHIPPED, toFragment } from "./settings";
+import { inField } from "./keys";
+import { NO_RACE, Race } from "./race";
+import { type Run, textOf, useRun } from "./run";
+import { asked, DEFAULTS, fromFragment, newSeed, ready, requestBody, SERVERS_CHOICE, type Settings, SHIPPED, toFragment } from "./settings";
 import { SettingsPanel } from "./panel";
 import { Step } from "./step";
 import { currentTheme, toggleTheme } from "./theme";
-import type { Round, Status } from "./types";
+import type { Status } from "./types";
 import { Write } from "./write";
 
 const VIEWS = [
@@ -23,7 +24,7 @@ const SHORTCUTS: [string, string][] = [
   ["Ctrl + Enter", "run"],
   ["Esc", "stop, or close what is open"],
   ["1 … 4", "views"],
-  ["← →  Home  End", "from token to token; in Step, from stage to stage"],
+  ["← →  Home  End", "from token to token, and to the numbers between; in Step, from stage to stage"],
   ["Enter", "on a token: its round, step by step"],
   ["Space", "in Step: play and pause"],
   ["T", "dark or light"],
@@ -33,10 +34,6 @@ const SHORTCUTS: [string, string][] = [
 
 function asView(name: string | undefined): View {
   return VIEWS.find(([view]) => view === name)?.[0] ?? "write";
-}
-
-function inField(target: EventTarget | null): boolean {
-  return target instanceof HTMLElement && ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
 }
 
 export function App() {
@@ -51,30 +48,39 @@ export function App() {
   const [round, setRound] = useState(0);
   const { run, begin, stop, clear } = useRun();
   const [ranWith, setRanWith] = useState<Settings | null>(null);
-  // Answers that later questions follow keep their rounds, by their place among the messages.
-  const [answers, setAnswers] = useState<Record<number, Round[]>>({});
+  // The runs of a chat's answers, by their place among the messages.
+  const [answers, setAnswers] = useState<Record<number, Run>>({});
+  const [race, setRace] = useState(NO_RACE);
 
-  const forget = () => {
+  const forgetRun = () => {
     clear();
     setRanWith(null);
+  };
+  const forget = () => {
+    forgetRun();
     setAnswers({});
   };
 
-  const load = useCallback(async () => {
+  // Unasked, it tells only that a key is wanted: that a server can't be reached, the view tells whose request failed.
+  const load = useCallback(async (wanted = true) => {
     try {
       setStatus(await askStatus());
       setTrouble(null);
     } catch (error) {
       const key = error instanceof ApiError && error.status === 401;
-      setTrouble({ message: error instanceof ApiError ? error.message : "the server can't be reached", key });
+      if (!key && !wanted) return;
+      const which = hasKey() ? "the server does not take this API key: give another one" : "the server asks for an API key";
+      setTrouble({ message: key ? which : error instanceof ApiError ? error.message : "the server can't be reached", key });
     }
   }, []);
   useEffect(() => void load(), []);
+  const recheck = () => void load(false);
 
   useEffect(() => {
     const changed = () => {
       const link = fromFragment(location.hash);
       forget();
+      setRace(NO_RACE);
       setSettings((old) => ({ ...old, ...SERVERS_CHOICE, ...link.settings }));
       if (link.view) setView(asView(link.view));
     };
@@ -83,10 +89,17 @@ export function App() {
   }, []);
 
   useEffect(() => {
-    // Chat needs a template: a link may ask for it where there is none.
-    if (status?.model === SHIPPED.model && settings.mode === "completion" && settings.prompt === DEFAULTS.prompt && !first.settings.prompt) change({ prompt: SHIPPED.prompt });
+    const system = matchMedia("(prefers-color-scheme: dark)");
+    const changed = () => setTheme(currentTheme());
+    system.addEventListener("change", changed);
+    return () => system.removeEventListener("change", changed);
+  }, []);
+
+  useEffect(() => {
+    if (status?.model === SHIPPED.model && settings.prompt === DEFAULTS.prompt && !first.settings.prompt) change({ prompt: SHIPPED.prompt });
   }, [status === null]);
   useEffect(() => {
+    // Chat needs a template: a link may ask for it where there is none.
     if (status && !status.has_chat && settings.mode === "chat") setSettings((old) => ({ ...old, mode: "completion" }));
   }, [status, settings.mode]);
 
@@ -99,26 +112,35 @@ export function App() {
   const runOnce = async () => {
     if (view === "race" || view === "dashboard") return;
     let own = settings;
-    if (own.mode === "chat") {
-      own = { ...own, messages: asked(own), prompt: own.prompt.trim() ? "" : own.prompt };
-      if (!own.messages.length) return;
-    } else if (!own.prompt) return;
+    if (!ready(own)) return;
+    if (own.mode === "chat") own = { ...own, messages: asked(own), question: own.question.trim() ? "" : own.question };
     setSettings(own);
     setRanWith(own);
     setRound(0);
     link(own);
     const done = await begin(requestBody(own, own.messages, true));
+    if (done?.error) recheck(); // the server may be another one, or want another key
     if (!done || own.mode !== "chat") return;
-    // Questions and answers take turns, as templates want them: what was stopped keeps what it has of an answer,
-    // and a question without any goes back to where it was typed.
+    // Questions and answers take turns, as templates want them: what was stopped keeps what it has of an answer. Without
+    // any, a question goes back to where it was typed, and one that was asked again keeps the answer that it had.
     const content = done.end?.text ?? textOf(done.rounds);
     if (done.end || content) {
-      setAnswers((old) => ({ ...old, [own.messages.length]: done.rounds }));
+      setAnswers((old) => ({ ...old, [own.messages.length]: done }));
       change({ messages: [...own.messages, { role: "assistant", content }] });
+    } else if (settings.messages.length > own.messages.length) {
+      change({ messages: settings.messages });
     } else {
       const question = own.messages.at(-1)!.content;
-      setSettings((old) => ({ ...old, messages: own.messages.slice(0, -1), prompt: old.prompt ? `${question}\n${old.prompt}` : question }));
+      setSettings((old) => ({ ...old, messages: own.messages.slice(0, -1), question: old.question ? `${question}\n${old.question}` : question }));
     }
+  };
+
+  const settle = () => (stop(), last.current);
+  // Prompt and chat are kept, each for when it is chosen again.
+  const choose = async (mode: Settings["mode"]) => {
+    await settle();
+    forgetRun();
+    change({ mode });
   };
 
   const stepThrough = (at: number) => {
@@ -132,11 +154,11 @@ export function App() {
 
   useEffect(() => {
     const pressed = (event: KeyboardEvent) => {
+      if (showHelp) return; // its keys are the browser's, which closes it and gives back the focus
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         event.preventDefault();
         document.querySelector<HTMLButtonElement>("[data-run]")?.click();
       } else if (event.key === "Escape") {
-        if (showHelp) return; // the browser closes it, and gives back the focus
         stop();
         document.querySelector<HTMLButtonElement>("[data-stop]")?.click();
       } else if (!inField(event.target) && !event.ctrlKey && !event.metaKey && !event.altKey) {
@@ -157,7 +179,7 @@ export function App() {
       <header class="top">
         <h1>
           <img src="page/icon.svg" alt="" width="24" height="24" /> Foretoken
-          {status && <small title={`drafter ${status.drafter}, verifier ${status.verifier}`}>{status.model}</small>}
+          {status && <small title={`${status.model}, drafter ${status.drafter}, verifier ${status.verifier}`}>{status.model}</small>}
         </h1>
         <nav aria-label="Views">
           {VIEWS.map(([name, title], at) => (
@@ -192,17 +214,19 @@ export function App() {
             <Write
               {...shared}
               clear={() => {
+                if (settings.mode === "completion") return forgetRun();
                 forget();
-                change({ messages: [], ...(settings.mode === "chat" ? { prompt: "" } : {}) });
+                change({ messages: [], question: "" });
               }}
+              choose={choose}
               ranWith={ranWith}
               answers={answers}
               onRound={stepThrough}
             />
           )}
-          {view === "step" && <Step run={run} ranWith={ranWith} round={round} setRound={setRound} start={start} stop={stop} />}
-          {view === "race" && <Race settings={settings} status={status} settle={() => (stop(), last.current)} />}
-          {view === "dashboard" && <Dashboard />}
+          {view === "step" && <Step run={run} ranWith={ranWith} ready={ready(settings)} round={round} setRound={setRound} start={start} stop={stop} />}
+          {view === "race" && <Race settings={settings} status={status} race={race} setRace={setRace} settle={settle} failed={recheck} />}
+          {view === "dashboard" && <Dashboard refused={recheck} />}
         </main>
         {showSettings && view !== "dashboard" && (
           <SettingsPanel settings={settings} change={change} status={status} link={() => toFragment(settings, view)} dice={() => change({ seed: newSeed() })} />
@@ -225,7 +249,9 @@ function Trouble({ message, key, retry }: { message: string; key: boolean; retry
       }}
     >
       <span role="alert">{message}</span>
-      {key && <input type="password" name="key" aria-label="API key" placeholder="API key" autocomplete="off" />}
+      {key && (
+        <input type="password" name="key" aria-label="API key" placeholder="API key" autocomplete="off" pattern="\s*[ -~]*\s*" title="A key has letters, digits and signs of ASCII alone" />
+      )}
       <button type="submit">{key ? "Use this key" : "Try again"}</button>
     </form>
   );

@@ -6,8 +6,8 @@ import type { DrafterReport, Status } from "./types";
 
 const EVERY = 1000; // ms
 
-/** Live figures of the server, asked for while it is on show. */
-export function Dashboard() {
+/** Live figures of the server, asked for while it is on show. `refused` is called where it wants another key. */
+export function Dashboard({ refused }: { refused: () => void }) {
   const [told, setTold] = useState<Status | null>(null);
   const [error, setError] = useState("");
   useEffect(() => {
@@ -20,6 +20,7 @@ export function Dashboard() {
       } catch (problem) {
         if (controller.signal.aborted) return;
         setError(problem instanceof ApiError ? problem.message : "the server can't be reached");
+        if (problem instanceof ApiError && problem.status === 401) refused();
       }
       timer = window.setTimeout(ask, EVERY);
     };

@@ -2,9 +2,18 @@ import type { Drafted, Origin, Round } from "./types";
 
 const SIGNS: Record<string, string> = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍" };
 
-/** A token as a label: white space as signs, its number where its bytes are no characters. */
+/** Characters without a width, as emoji are joined with. */
+const WIDTHLESS = /^[\p{Cf}\u{fe00}-\u{fe0f}]+$/u;
+
+/** Whether a text takes no place on the screen. */
+export function widthless(text: string): boolean {
+  return text === "" || WIDTHLESS.test(text);
+}
+
+/** A token as a label: white space as signs, its number where its bytes are no characters, and those without a width by theirs. */
 export function label(text: string, id: number): string {
   if (text === "" || text.includes("\ufffd")) return `⟨${id}⟩`;
+  if (widthless(text)) return Array.from(text, (one) => `U+${one.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}`).join(" ");
   return text.replace(/[ \n\t\r]/g, (sign) => SIGNS[sign] ?? sign);
 }
 

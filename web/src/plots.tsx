@@ -37,7 +37,7 @@ function plain(value: number): string {
 }
 
 function Frame({ title, x, y, most, format = plain, children, legend }: Axes & { most: number; children: ComponentChildren; legend?: ComponentChildren }) {
-  const at = (value: number) => TOP + (1 - value / most) * (H - TOP - BOTTOM);
+  const at = (value: number) => TOP + (1 - value / (most || 1)) * (H - TOP - BOTTOM);
   return (
     <figure class="plot">
       <figcaption>{title}</figcaption>
@@ -65,9 +65,9 @@ export function Lines({ series, ...axes }: Axes & { series: Series[] }) {
   const points = series.flatMap((one) => one.points);
   const right = Math.max(...points.map(([x]) => x), 1);
   const left = Math.min(...points.map(([x]) => x), right - 1);
-  const most = axes.top ?? Math.max(...points.map(([, y]) => y), 1e-9) * 1.08;
+  const most = axes.top ?? Math.max(...points.map(([, y]) => y), 0) * 1.08;
   const place = ([x, y]: [number, number]) =>
-    `${(LEFT + ((x - left) / (right - left)) * (W - LEFT - RIGHT)).toFixed(1)} ${(TOP + (1 - Math.min(y, most) / most) * (H - TOP - BOTTOM)).toFixed(1)}`;
+    `${(LEFT + ((x - left) / (right - left)) * (W - LEFT - RIGHT)).toFixed(1)} ${(TOP + (1 - Math.min(y, most) / (most || 1)) * (H - TOP - BOTTOM)).toFixed(1)}`;
   const marks = axes.at ?? [left, ...ticks(right).filter((value) => value > left && Number.isInteger(value))];
   return (
     <Frame
@@ -106,13 +106,13 @@ export function Lines({ series, ...axes }: Axes & { series: Series[] }) {
 
 /** Bars, each with its value above it. */
 export function Columns({ bars, ...axes }: Axes & { bars: { name: string; value: number; note?: string }[] }) {
-  const most = axes.top ?? Math.max(...bars.map((one) => one.value), 1e-9) * 1.12;
+  const most = axes.top ?? Math.max(...bars.map((one) => one.value), 0) * 1.12;
   const width = (W - LEFT - RIGHT) / Math.max(bars.length, 1);
   const inner = H - TOP - BOTTOM;
   return (
     <Frame {...axes} most={most}>
       {bars.map((one, at) => {
-        const height = (Math.min(one.value, most) / most) * inner;
+        const height = (Math.min(one.value, most) / (most || 1)) * inner;
         const x = LEFT + at * width;
         return (
           <g key={one.name} class="column">

@@ -1,9 +1,9 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { trace } from "./api";
 import { percent, seconds } from "./format";
 import { Icon } from "./icon";
 import { SpeculationFields } from "./panel";
-import { asked, requestBody, SERVERS_CHOICE, type Settings, type Speculation } from "./settings";
+import { asked, ready, requestBody, SERVERS_CHOICE, type Settings, type Speculation } from "./settings";
 import type { Round, Status } from "./types";
 
 const RUNS = 3;
@@ -22,18 +22,38 @@ interface Result {
   time: number;
 }
 
+/** What of a race outlives a look at another view. */
+export interface RaceState {
+  /** The lanes beside the plain one, once they are chosen. */
+  chosen: Lane[] | null;
+  measured: { subject: string; results: Result[] } | null;
+}
+
+export const NO_RACE: RaceState = { chosen: null, measured: null };
+
 const PLAIN: Lane = { ...SERVERS_CHOICE, plain: true, length: "0" };
+
+interface Props {
+  settings: Settings;
+  status: Status | null;
+  race: RaceState;
+  setRace: (change: (old: RaceState) => RaceState) => void;
+  settle: () => Promise<void>;
+  /** Called after an error of the server's: it may be another one, or want another key. */
+  failed: () => void;
+}
 
 /**
  * The same prompt and seed in several lanes. They are measured one after another, turn by turn, so that neither slows
  * the other, and shown beside each other. `settle` stops another run, and waits until what became of it is in the settings.
  */
-export function Race({ settings, status, settle }: { settings: Settings; status: Status | null; settle: () => Promise<void> }) {
-  const [chosen, setOthers] = useState<Lane[] | null>(null);
-  const [measured, setMeasured] = useState<{ subject: string; results: Result[] } | null>(null);
+export function Race({ settings, status, race, setRace, settle, failed }: Props) {
+  const { chosen, measured } = race;
+  const setOthers = (lanes: Lane[]) => setRace((old) => ({ ...old, chosen: lanes }));
+  const setMeasured = (found: RaceState["measured"]) => setRace((old) => ({ ...old, measured: found }));
   const [note, setNote] = useState("");
   const [error, setError] = useState("");
-  const [clock, setClock] = useState<number | null>(null); // seconds of the race on show; null before it
+  const [clock, setClock] = useState<number | null>(measured && Infinity); // seconds of the race on show; null before it
   const controller = useRef<AbortController | null>(null);
   const length = settings.length === "0" ? "" : settings.length;
   const own = { plain: false, verifier: settings.verifier, length, tree: settings.tree };
@@ -43,8 +63,6 @@ export function Race({ settings, status, settle }: { settings: Settings; status:
   const lanes = [PLAIN, ...others];
 
   const messages = asked(settings);
-  const ready = settings.mode === "chat" ? messages.length > 0 : settings.prompt !== "";
-
   // Plain decoding draws as the others do where the outputs are to be equal.
   const plain = { ...PLAIN, verifier: others.every((other) => coupled(other, status)) ? "coupled" : "" };
   const bodies = [plain, ...others].map((lane) => requestBody(settings, messages, false, lane));
@@ -104,7 +122,9 @@ export function Race({ settings, status, settle }: { settings: Settings; status:
       replay(found);
     } catch (problem) {
       if (controller.current === own) setNote("");
-      if (!own.signal.aborted) setError(problem instanceof Error ? problem.message : String(problem));
+      if (own.signal.aborted) return;
+      setError(problem instanceof Error ? problem.message : String(problem));
+      failed();
     }
   };
 
@@ -143,7 +163,7 @@ export function Race({ settings, status, settle }: { settings: Settings; status:
             Stop
           </button>
         ) : (
-          <button type="button" class="primary" data-run disabled={!ready} onClick={start}>
+          <button type="button" class="primary" data-run disabled={!ready(settings)} onClick={start}>
             Start
           </button>
         )}
@@ -207,6 +227,13 @@ function LaneView({ result, plain, clock, isPlain }: { result: Result; plain: Re
   const over = clock >= result.time;
   const most = result.tokens.length || 1;
   const time = Math.min(clock, result.time);
+  // What comes is followed; what is shown whole begins at its beginning.
+  const box = useRef<HTMLDivElement>(null);
+  const follows = useRef(false);
+  follows.current ||= !over;
+  useLayoutEffect(() => {
+    if (follows.current) box.current!.scrollTop = box.current!.scrollHeight;
+  }, [tokens]);
   return (
     <>
       <svg class={`progress ${over ? "over" : ""}`} viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">
@@ -233,7 +260,7 @@ function LaneView({ result, plain, clock, isPlain }: { result: Result; plain: Re
           </div>
         )}
       </dl>
-      <div class="output" tabIndex={0} aria-label="Output">
+      <div class="output" ref={box} tabIndex={0} aria-label="Output">
         {shown.map((round) =>
           round.tokens.map((token, at) => (
             <span key={`${round.round}-${at}`} class={`token ${token.origin}`}>

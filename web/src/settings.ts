@@ -13,8 +13,11 @@ export interface Speculation {
 /** All that a run is made of: the link holds exactly this. */
 export interface Settings extends Speculation {
   mode: "completion" | "chat";
+  /** What a completion goes on from. */
   prompt: string;
+  /** Of a chat: what was asked and answered, and what is typed, but not asked yet. */
   messages: Message[];
+  question: string;
   temperature: number;
   topP: number;
   seed: number;
@@ -28,6 +31,7 @@ export const DEFAULTS: Settings = {
   mode: "completion",
   prompt: "def fibonacci(n):\n",
   messages: [],
+  question: "",
   temperature: 0.8,
   topP: 1,
   seed: 1,
@@ -72,17 +76,23 @@ export function requestBody(
 }
 
 /** What a chat asks: its messages and what is typed; with nothing typed, its messages up to the last question. */
-export function asked({ messages, prompt }: Settings): Message[] {
-  const typed = prompt.trim();
+export function asked({ messages, question }: Settings): Message[] {
+  const typed = question.trim();
   if (typed) return [...messages, { role: "user", content: typed }];
   return messages.slice(0, messages.map((one) => one.role).lastIndexOf("user") + 1);
+}
+
+/** Whether there is anything to run. */
+export function ready(settings: Settings): boolean {
+  return settings.mode === "chat" ? asked(settings).length > 0 : settings.prompt !== "";
 }
 
 /** The fragment of a link to a run. */
 export function toFragment(settings: Settings, view: string): string {
   const fields = new URLSearchParams({ view, mode: settings.mode });
   if (settings.mode === "chat") fields.set("messages", JSON.stringify(settings.messages));
-  else fields.set("prompt", settings.prompt);
+  const typed = settings.mode === "chat" ? settings.question : settings.prompt;
+  if (typed || settings.mode === "completion") fields.set("prompt", typed);
   fields.set("temperature", String(settings.temperature));
   fields.set("top_p", String(settings.topP));
   fields.set("seed", String(settings.seed));
@@ -105,11 +115,11 @@ export function fromFragment(fragment: string): { settings: Partial<Settings>; v
   const mode = fields.get("mode");
   if (mode === "chat" || mode === "completion") settings.mode = mode;
   const prompt = fields.get("prompt");
-  if (prompt !== null) settings.prompt = prompt;
-  else if (mode === "chat") settings.prompt = ""; // what was asked is among the messages
+  if (mode === "chat") settings.question = prompt ?? "";
+  else if (prompt !== null) settings.prompt = prompt;
   settings.messages = readMessages(fields.get("messages"));
   settings.temperature = number("temperature", 0, 10);
-  settings.topP = number("top_p", 0, 1);
+  settings.topP = number("top_p", Number.MIN_VALUE, 1);
   settings.seed = number("seed", 0, Number.MAX_SAFE_INTEGER, true);
   settings.maxTokens = number("max_tokens", 1, 1e6, true);
   for (const name of SPECULATION) {

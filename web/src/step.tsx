@@ -1,6 +1,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { alsoOf, Bars, DraftDetail } from "./detail";
 import { Icon } from "./icon";
+import { inField } from "./keys";
 import { coin, differs, isTree, label, ORIGINS, ratio, residual, seconds, share } from "./format";
 import type { Run } from "./run";
 import type { Settings } from "./settings";
@@ -12,6 +13,8 @@ const STAGES = ["Draft", "Score", "Verify", "Commit"] as const;
 interface Props {
   run: Run;
   ranWith: Settings | null;
+  /** Whether there is anything to run. */
+  ready: boolean;
   round: number;
   setRound: (round: number) => void;
   start: () => void;
@@ -19,7 +22,7 @@ interface Props {
 }
 
 /** One round at a time, in four stages. */
-export function Step({ run, ranWith, round: at, setRound, start, stop }: Props) {
+export function Step({ run, ranWith, ready, round: at, setRound, start, stop }: Props) {
   const [stage, setStage] = useState(0);
   const [playing, setPlaying] = useState(false);
   const rounds = run.rounds.filter((one) => one.trace);
@@ -48,9 +51,10 @@ export function Step({ run, ranWith, round: at, setRound, start, stop }: Props) 
   useLayoutEffect(() => {
     const pressed = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
-      if (["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (inField(target) || event.ctrlKey || event.metaKey || event.altKey) return;
       if (target.closest(".output")) return;
-      if (event.key === " " && target.tagName !== "BUTTON") setPlaying((old) => !old);
+      // A button takes space for itself, but for the one that was pressed to come here.
+      if (event.key === " " && !target.closest("button:not([aria-current])")) setPlaying((old) => !old);
       else if (event.key === "ArrowRight") go(latest.current + 1);
       else if (event.key === "ArrowLeft") go(latest.current - 1);
       else if (event.key === "Home") go(0);
@@ -66,11 +70,11 @@ export function Step({ run, ranWith, round: at, setRound, start, stop }: Props) 
   if (!round) {
     return (
       <div class="empty">
-        <p>No round yet.</p>
-        <button type="button" class="primary" data-run onClick={run.running ? stop : start}>
+        <p>{ready || run.running ? "No round yet." : "No round yet, and nothing to run: type a prompt in Write."}</p>
+        <button type="button" class="primary" data-run={!run.running || undefined} disabled={!ready && !run.running} onClick={run.running ? stop : start}>
           {run.running ? "Stop" : "Run the prompt"}
         </button>
-        {run.error && <p class="error">{run.error}</p>}
+        {run.error && <p class="error" role="alert">{run.error}</p>}
       </div>
     );
   }
@@ -105,7 +109,15 @@ export function Step({ run, ranWith, round: at, setRound, start, stop }: Props) 
         <span class="position">
           round {round.round} of {rounds.length}
         </span>
+        <button type="button" data-run={!run.running || undefined} disabled={!ready && !run.running} onClick={run.running ? stop : start}>
+          {run.running ? "Stop" : "Run again"}
+        </button>
       </div>
+      {run.error && (
+        <p class="error" role="alert">
+          {run.error}
+        </p>
+      )}
       <ol class="stages">
         {STAGES.map((name, number) => (
           <li key={name}>
@@ -151,6 +163,7 @@ function explain(round: Round, stage: number): string {
     case 2:
       return `${RULES[trace.rule]} Accepted: ${kept} of ${draft.length}.`;
     default: {
+      if (!draft.length) return "One token of the target's own is committed.";
       const origin = round.tokens.at(-1)!.origin;
       const next = origin === "accepted" ? "the request ended there" : ORIGINS[origin] === undefined ? "" : NEXT[origin];
       return `${tokens(kept)} of the draft ${kept === 1 ? "is" : "are"} committed, and ${next}. Keys and values of all other draft tokens are dropped.`;
@@ -171,8 +184,13 @@ const NEXT: Record<string, string> = {
 
 /** The text up to the round, and what the stage adds to it. */
 function Sheet({ rounds, round, prompt, stage }: { rounds: Round[]; round: Round; prompt: string; stage: number }) {
+  const own = useRef<HTMLDivElement>(null);
+  // What the round adds is at the end, and has to be in view.
+  useLayoutEffect(() => {
+    own.current!.scrollTop = own.current!.scrollHeight;
+  }, [round, stage]);
   return (
-    <div class="output context" tabIndex={0} aria-label="Output so far">
+    <div class="output context" ref={own} tabIndex={0} aria-label="Output so far">
       <span class="prompt">{prompt}</span>
       {rounds.map((one) => one.tokens.map((token, at) => (
         <span key={`${one.round}-${at}`} class={`token ${token.origin} past`}>

@@ -2,8 +2,8 @@ import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { seconds } from "./format";
 import { Legend, Output } from "./output";
 import type { Run } from "./run";
-import type { Settings } from "./settings";
-import type { Round, Status } from "./types";
+import { ready, type Settings } from "./settings";
+import type { Status } from "./types";
 
 interface Props {
   settings: Settings;
@@ -12,16 +12,17 @@ interface Props {
   run: Run;
   /** What the run on show was asked for; null before the first. */
   ranWith: Settings | null;
-  /** The rounds of a chat's answers, by their place among the messages. */
-  answers: Readonly<Record<number, Round[]>>;
+  /** The runs of a chat's answers, by their place among the messages. */
+  answers: Readonly<Record<number, Run>>;
   start: () => void;
   stop: () => void;
   clear: () => void;
+  choose: (mode: Settings["mode"]) => void;
   onRound: (round: number) => void;
 }
 
 /** Completion and chat, streamed. */
-export function Write({ settings, change, status, run, ranWith, answers, start, stop, clear, onRound }: Props) {
+export function Write({ settings, change, status, run, ranWith, answers, start, stop, clear, choose, onRound }: Props) {
   const chat = settings.mode === "chat";
   const [unfolded, setUnfolded] = useState(false);
   const end = useRef<HTMLDivElement>(null);
@@ -35,14 +36,20 @@ export function Write({ settings, change, status, run, ranWith, answers, start, 
     brought.current = run.id;
   }, [run.rounds.length, run.id]);
 
+  // An answer keeps its place, and what was opened in it, as it ends and becomes one of the messages.
   const going = (run.running || run.rounds.length > 0) && settings.messages.at(-1)?.role === "user";
+  const turns: { role: string; content: string; own?: Run | undefined }[] = settings.messages.map((message, at) => ({
+    ...message,
+    own: message.role === "assistant" ? answers[at] : undefined,
+  }));
+  if (going) turns.push({ role: "assistant", content: "", own: run });
   const field = (
     <textarea
-      value={settings.prompt}
+      value={chat ? settings.question : settings.prompt}
       rows={chat ? 2 : 4}
       aria-label={chat ? "Message" : "Prompt"}
       placeholder={chat ? "Ask something" : "What the model is to continue"}
-      onInput={(event) => change({ prompt: event.currentTarget.value })}
+      onInput={(event) => change({ [chat ? "question" : "prompt"]: event.currentTarget.value })}
     />
   );
   const buttons = (
@@ -52,11 +59,11 @@ export function Write({ settings, change, status, run, ranWith, answers, start, 
           Stop
         </button>
       ) : (
-        <button type="button" class="primary" data-run aria-keyshortcuts="Control+Enter" onClick={start}>
+        <button type="button" class="primary" data-run aria-keyshortcuts="Control+Enter" disabled={!ready(settings)} onClick={start}>
           Run
         </button>
       )}
-      <button type="button" onClick={clear} disabled={!run.rounds.length && !settings.messages.length}>
+      <button type="button" onClick={clear} disabled={!run.rounds.length && !(chat && settings.messages.length)}>
         Clear
       </button>
       <label class="check">
@@ -70,7 +77,7 @@ export function Write({ settings, change, status, run, ranWith, answers, start, 
             aria-pressed={settings.mode === mode}
             disabled={mode === "chat" && status?.has_chat === false}
             title={mode === "chat" && status?.has_chat === false ? "the model has no chat template" : ""}
-            onClick={() => settings.mode !== mode && (clear(), change({ mode, ...(mode === "chat" ? { prompt: "" } : {}) }))}
+            onClick={() => settings.mode !== mode && choose(mode)}
           >
             {mode}
           </button>
@@ -78,7 +85,6 @@ export function Write({ settings, change, status, run, ranWith, answers, start, 
       </div>
     </div>
   );
-  const shown = { allUnfolded: unfolded, onRound };
   return (
     <div class="write">
       <Legend />
@@ -86,26 +92,21 @@ export function Write({ settings, change, status, run, ranWith, answers, start, 
       {!chat && buttons}
       {chat ? (
         <div class="chat">
-          {settings.messages.map((message, at) => (
-            <article key={at} class={message.role} aria-label={message.role}>
-              {message.role === "assistant" && answers[at] ? (
-                <Output rounds={answers[at]} running={false} allUnfolded={unfolded} {...(at === ranWith?.messages.length ? { onRound } : {})} />
+          {turns.map(({ role, content, own }, at) => (
+            <article key={at} class={role} aria-label={role} aria-busy={own?.running}>
+              {own ? (
+                <Output key={own.id} rounds={own.rounds} running={own.running} allUnfolded={unfolded} {...(own.id === run.id ? { onRound } : {})} />
               ) : (
-                <div class="output">{message.content}</div>
+                <div class="output">{content}</div>
               )}
             </article>
           ))}
-          {going && (
-            <article class="assistant" aria-label="assistant" aria-busy={run.running}>
-              <Output rounds={run.rounds} running={run.running} {...shown} />
-            </article>
-          )}
           <div ref={end} />
         </div>
       ) : (
         (run.rounds.length > 0 || run.running) && (
           <article key={run.id} class="sheet" aria-label="Output" aria-busy={run.running}>
-            <Output prompt={ranWith?.prompt ?? ""} rounds={run.rounds} running={run.running} {...shown} />
+            <Output prompt={ranWith?.prompt ?? ""} rounds={run.rounds} running={run.running} allUnfolded={unfolded} onRound={onRound} />
           </article>
         )
       )}
