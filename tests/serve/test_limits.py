@@ -10,7 +10,9 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from serve_harness import (
     Running,
     begin,
     hang_up,
+    listening,
     occupied,
     serving,
     tiny_engine,
@@ -114,6 +117,55 @@ def test_a_reader_that_stalls_is_cut_off_and_holds_up_nobody(monkeypatch):
         connection.close()
         until(lambda: running.service.admission.in_flight == 0)
         assert running.complete(prompt="x", max_tokens=1).status == 200
+
+
+async def unread(scope, receive, send):
+    """An application that answers without having read the request's body."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "then", "times"),
+    [
+        (b"", b"", 0),
+        (HEAD, b"", 0),
+        (HEAD, b"a", 10**6),
+        (HEAD + b"content-length: 1000000\r\n\r\n", b"x", 10**6),
+        (HEAD + b"content-length: 4\r\n\r\n12", b"34", 1),
+    ],
+)
+def test_no_connection_waits_for_a_request_without_an_end(sent, then, times, monkeypatch):
+    """Neither one that never asks, nor one whose head, or the body that nobody reads, comes byte by byte."""
+    monkeypatch.setattr("foretoken.serve.http_protocol.HEAD_SECONDS", 0.1)
+    with listening(unread, keep_alive=0.05) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(LONGEST)
+        connection.sendall(sent)
+        if b"length" in sent:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        told = b""
+        with suppress(ConnectionError):  # it is closed
+            for _ in range(times):
+                connection.sendall(then)
+                time.sleep(0.01)
+            told = b"".join(iter(lambda: connection.recv(4096), b""))
+        if sent == HEAD and not times:
+            assert told.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+            assert b"the request's head did not arrive within 0.1 seconds: send it again" in told
+
+
+def test_a_connection_goes_on_after_a_body_that_nobody_read():
+    with listening(unread, keep_alive=LONGEST) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(LONGEST)
+        connection.sendall(HEAD + b"content-length: 4\r\n\r\n12")
+        told = connection.recv(4096)
+        connection.sendall(b"34" + HEAD + b"\r\n")
+        while told.count(b"HTTP/1.1 200") < 2:
+            told += connection.recv(4096)
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------

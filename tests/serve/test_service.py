@@ -580,6 +580,13 @@ def test_streams_are_framed_as_the_clients_version_has_it(server, version):
 # --- web pages ------------------------------------------------------------------------------------------------------
 
 
+def test_a_client_that_offers_another_protocol_goes_on_with_http(server, caplog):
+    """As Java's does, for every new connection: no line of the log is worth that."""
+    answer = server.get("/health", connection="Upgrade, HTTP2-Settings", upgrade="h2c", http2_settings="AAMAAABkAAQ")
+    assert (answer.status, answer.json) == (200, {"status": "ok"})
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
 def test_pages_of_other_origins_may_ask_where_they_are_let():
     page = {"origin": "https://page.example"}
     ask = {**page, "access_control_request_method": "POST", "access_control_request_headers": "authorization"}
