@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import logging
@@ -22,7 +23,7 @@ from foretoken.errors import ParameterError
 from foretoken.sampling import SamplingParams
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.lifecycle import listen, serve
-from foretoken.serve.logs import MOST_LOGGED, JsonLines
+from foretoken.serve.logs import MOST_LOGGED, JsonLines, log_to_stderr
 from serve_harness import (
     LONGEST,
     MODEL,
@@ -302,6 +303,24 @@ def test_an_error_that_ends_many_requests_is_logged_once(caplog, monkeypatch, ap
         engine.open()
         assert {one.result(LONGEST).status for one in asked} == {500}
     assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_every_line_of_the_log_has_its_form(form, capsys):
+    """Those of asyncio, too; what uvicorn cancels itself is no error."""
+    logs = [logging.getLogger(name) for name in ("foretoken.serve", "uvicorn.error", "asyncio")]
+    before = [(log.handlers, log.level, log.propagate) for log in logs]
+    try:
+        log_to_stderr(form)
+        for log in logs:
+            log.warning("of %s", log.name)
+            log.error("not shown", exc_info=asyncio.CancelledError())
+    finally:
+        for log, (handlers, level, propagate) in zip(logs, before, strict=True):
+            log.handlers, log.level, log.propagate = handlers, level, propagate
+    lines = capsys.readouterr().err.splitlines()
+    said = [json.loads(line)["message"] if form == "json" else line.split(" ", 3)[3] for line in lines]
+    assert said == [f"of {log.name}" for log in logs]
 
 
 # --- TLS ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TypeVar
 
 import pytest
@@ -475,6 +475,24 @@ def test_events_are_sent_at_once_on_every_connection(send_seconds):
         closing(listener.accept()[0]) as connection,
     ):
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_no_part_is_written_to_a_connection_that_is_closing():
+    """asyncio would tell the log, for each part, that nobody takes it."""
+    written = []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            write = scope["extensions"][WRITE_PART]
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            write.func.__self__.transport.abort()
+            written.append(write(b"too late"))
+
+    with listening(app) as port, closing(socket.create_connection(("127.0.0.1", port), LONGEST)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        with suppress(ConnectionError):
+            assert not connection.recv(4096).endswith(b"too late\r\n")
+    assert written == [False]
 
 
 def test_a_part_is_written_at_once_where_the_client_takes_it_and_the_body_is_in_chunks():

@@ -110,6 +110,8 @@ class HttpProtocol(H11Protocol):
         """
         if cycle is not self.cycle or cycle.response_complete or cycle.disconnected or self.flow.write_paused:
             return False
+        if self.transport.is_closing():  # asyncio would log every further part that it can't write
+            return False
         framed = self.conn.framed(part)
         if framed is None:
             return False
@@ -117,8 +119,7 @@ class HttpProtocol(H11Protocol):
         return True
 
     def _should_upgrade(self) -> bool:
-        """Never: a client that offers HTTP/2 (h2c) goes on with HTTP/1.1. uvicorn would log each time that a library for
-        WebSockets is missing."""
+        """Never: who offers HTTP/2 (h2c) goes on with HTTP/1.1. uvicorn would log each time that it has no WebSockets."""
         return False
 
     def send_400_response(self, msg: str) -> None:
