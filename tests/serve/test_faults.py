@@ -248,9 +248,7 @@ def test_a_signal_in_the_middle_loses_no_request_that_was_let_in(monkeypatch):
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_still_runs_after_the_grace_time_or_a_second_signal_is_told_so(
-    monkeypatch, caplog, stream, apart, again
-):
+def test_what_still_runs_after_the_grace_time_or_a_second_signal_is_told_so(monkeypatch, caplog, stream, apart, again):
     engine = tiny_engine(GatedEngine, max_batch_size=1)
     settings = ServeSettings(model=MODEL)
     monkeypatch.setattr("signal.signal", lambda *_: None)  # not the main thread

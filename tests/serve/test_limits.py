@@ -97,6 +97,57 @@ def test_a_request_that_takes_too_long_is_told(monkeypatch):
         assert [request.completion.finish_reason for request in engine.requests[:2]] == ["cancelled"] * 2
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": True}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/foretoken/trace", {"prompt": "x"}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [65]}),
+    ],
+)
+def test_the_time_in_which_a_prompt_waits_to_be_tokenized_counts(path, body):
+    with serving(tiny_engine(), request_seconds=0.2) as running:
+        go_on = threading.Event()
+        for _ in range(2):  # its threads
+            running.service.tokenizing._pool.submit(go_on.wait)
+        try:
+            answer = running.post(path, body)
+        finally:
+            go_on.set()
+        assert (answer.status, answer.json["error"].get("code")) == (504, "request_timeout")
+        assert running.service.admission.in_flight == running.service.counting.in_flight == 0
+
+
+def test_the_time_in_which_a_prompt_is_scored_counts(monkeypatch):
+    with serving(tiny_engine(), request_seconds=0.2) as running:
+        monkeypatch.setattr("foretoken.engine.prompt_scores.Scoring.step", lambda *_: False)  # it never ends
+        answer = running.complete(prompt="x", echo=True, logprobs=1)
+        assert (answer.status, answer.json["error"]["code"]) == (504, "request_timeout")
+
+
+def test_what_is_left_of_a_requests_time_is_its_choices(monkeypatch):
+    now = [0.0]
+    for module in ("admission", "service"):
+        monkeypatch.setattr(f"foretoken.serve.{module}.monotonic", lambda: now[0])
+    engine = tiny_engine(GatedEngine)
+    with serving(engine, request_seconds=float(LONGEST)) as running:
+        encode = running.service.tokenizing._encode
+
+        def slow(*arguments):
+            now[0] = float(LONGEST)
+            return encode(*arguments)
+
+        monkeypatch.setattr(running.service.tokenizing, "_encode", slow)
+        answer = running.complete(prompt="x")  # nothing is decoded
+        engine.open()
+        assert (answer.status, answer.json["error"]["code"]) == (504, "request_timeout")
+
+
 def stalled(running: Running, **fields) -> socket.socket:
     """A client that asks for a stream, and reads nothing."""
     connection = socket.socket()

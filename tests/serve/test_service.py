@@ -133,6 +133,31 @@ def test_a_full_queue_is_said_at_once(monkeypatch):
         until(lambda: running.service.admission.in_flight == 0)  # an answer is read before its end is seen
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [65]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_so_many_requests_for_tokens_alone_are_let_in(path, body):
+    with serving(tiny_engine(max_batch_size=1), max_queue=1) as running, ThreadPoolExecutor(3) as pool:
+        go_on = threading.Event()
+        for _ in range(2):  # its threads
+            running.service.tokenizing._pool.submit(go_on.wait)
+        asked = [pool.submit(running.post, path, body) for _ in range(2)]
+        try:
+            until(lambda: running.service.counting.in_flight == 2)
+            third = running.post(path, body)
+            assert (third.status, third.json["error"]["code"]) == (429, "queue_full")
+            assert int(third.headers["retry-after"]) >= 1
+        finally:
+            go_on.set()
+        assert [one.result(LONGEST).status for one in asked] == [200, 200]
+        assert running.post(path, body).status == 200
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_client_that_hangs_up_frees_its_rows(monkeypatch, n):
     engine = tiny_engine(GatedEngine, max_batch_size=n)

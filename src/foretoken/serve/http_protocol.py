@@ -119,7 +119,7 @@ class HttpProtocol(H11Protocol):
         return True
 
     def _should_upgrade(self) -> bool:
-        """Never: who offers HTTP/2 (h2c) goes on with HTTP/1.1. uvicorn would log each time that it has no WebSockets."""
+        """Never: who offers HTTP/2 (h2c) goes on with HTTP/1.1. uvicorn would log a lack of WebSockets each time."""
         return False
 
     def send_400_response(self, msg: str) -> None:
