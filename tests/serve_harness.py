@@ -128,12 +128,13 @@ def hosted(engine: Engine, settings: ServeSettings) -> DecodingApart:
 
 
 @contextmanager
-def listening(app: Any, small_buffers: bool = False) -> Iterator[int]:
+def listening(app: Any, small_buffers: bool = False, keep_alive: float = 5.0) -> Iterator[int]:
     """Have an ASGI application served until the block ends, on this port."""
     listener = socket.create_server(("127.0.0.1", 0))
     if small_buffers:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, http=HttpProtocol, loop="asyncio"))
+    options = {"log_config": None, "http": HttpProtocol, "loop": "asyncio", "timeout_keep_alive": keep_alive}
+    server = uvicorn.Server(uvicorn.Config(app, **options))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

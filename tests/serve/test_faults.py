@@ -245,28 +245,32 @@ def test_a_signal_in_the_middle_loses_no_request_that_was_let_in(monkeypatch):
         assert ended.result(LONGEST) is True
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_still_runs_after_the_grace_time_is_told_so(monkeypatch, stream, apart):
+def test_what_still_runs_after_the_grace_time_or_a_second_signal_is_told_so(monkeypatch, caplog, stream, apart, again):
     engine = tiny_engine(GatedEngine, max_batch_size=1)
     settings = ServeSettings(model=MODEL)
     monkeypatch.setattr("signal.signal", lambda *_: None)  # not the main thread
+    monkeypatch.setattr("foretoken.serve.lifecycle._TO_TELL", float(LONGEST))  # however busy the machine is
     app = create_app(hosted(engine, settings) if apart else engine, settings)
     listener = listen("127.0.0.1", 0)
     running = Running(listener.getsockname()[1], app.state.service)
     with ThreadPoolExecutor(4) as pool:
-        ended = pool.submit(serve, app, listener, grace=0.3)
+        ended = pool.submit(serve, app, listener, grace=float(LONGEST) if again else 0.3)
         fields = {"max_tokens": 400, "ignore_eos": True, "stream": stream}
         answers = [pool.submit(running.complete, prompt=f"{i}", **fields) for i in range(2)]  # one runs, one waits
         until(lambda: len(engine.requests) == 2)
         engine.let(4)
-        app.state.server.handle_exit(15, None)
+        for _ in range(1 + again):
+            app.state.server.handle_exit(15, None)
         for answer in answers:
             told = answer.result(LONGEST)
             assert "shutting_down" in told.text
             assert told.status == (200 if stream else 503)
         engine.open()  # a last round, without requests
         assert ended.result(LONGEST) is True
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_request_that_comes_to_a_closed_engine_is_told_that_the_server_ends():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import logging
@@ -10,7 +11,9 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from foretoken.errors import ParameterError
 from foretoken.sampling import SamplingParams
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.lifecycle import listen, serve
-from foretoken.serve.logs import MOST_LOGGED, JsonLines
+from foretoken.serve.logs import MOST_LOGGED, JsonLines, log_to_stderr
 from serve_harness import (
     LONGEST,
     MODEL,
@@ -29,6 +32,7 @@ from serve_harness import (
     Running,
     begin,
     hang_up,
+    listening,
     occupied,
     serving,
     tiny_engine,
@@ -93,6 +97,57 @@ def test_a_request_that_takes_too_long_is_told(monkeypatch):
         assert [request.completion.finish_reason for request in engine.requests[:2]] == ["cancelled"] * 2
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": True}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/foretoken/trace", {"prompt": "x"}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [65]}),
+    ],
+)
+def test_the_time_in_which_a_prompt_waits_to_be_tokenized_counts(path, body):
+    with serving(tiny_engine(), request_seconds=0.2) as running:
+        go_on = threading.Event()
+        for _ in range(2):  # its threads
+            running.service.tokenizing._pool.submit(go_on.wait)
+        try:
+            answer = running.post(path, body)
+        finally:
+            go_on.set()
+        assert (answer.status, answer.json["error"].get("code")) == (504, "request_timeout")
+        assert running.service.admission.in_flight == running.service.counting.in_flight == 0
+
+
+def test_the_time_in_which_a_prompt_is_scored_counts(monkeypatch):
+    with serving(tiny_engine(), request_seconds=0.2) as running:
+        monkeypatch.setattr("foretoken.engine.prompt_scores.Scoring.step", lambda *_: False)  # it never ends
+        answer = running.complete(prompt="x", echo=True, logprobs=1)
+        assert (answer.status, answer.json["error"]["code"]) == (504, "request_timeout")
+
+
+def test_what_is_left_of_a_requests_time_is_its_choices(monkeypatch):
+    now = [0.0]
+    for module in ("admission", "service"):
+        monkeypatch.setattr(f"foretoken.serve.{module}.monotonic", lambda: now[0])
+    engine = tiny_engine(GatedEngine)
+    with serving(engine, request_seconds=float(LONGEST)) as running:
+        encode = running.service.tokenizing._encode
+
+        def slow(*arguments):
+            now[0] = float(LONGEST)
+            return encode(*arguments)
+
+        monkeypatch.setattr(running.service.tokenizing, "_encode", slow)
+        answer = running.complete(prompt="x")  # nothing is decoded
+        engine.open()
+        assert (answer.status, answer.json["error"]["code"]) == (504, "request_timeout")
+
+
 def stalled(running: Running, **fields) -> socket.socket:
     """A client that asks for a stream, and reads nothing."""
     connection = socket.socket()
@@ -114,6 +169,55 @@ def test_a_reader_that_stalls_is_cut_off_and_holds_up_nobody(monkeypatch):
         connection.close()
         until(lambda: running.service.admission.in_flight == 0)
         assert running.complete(prompt="x", max_tokens=1).status == 200
+
+
+async def unread(scope, receive, send):
+    """An application that answers without having read the request's body."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "then", "times"),
+    [
+        (b"", b"", 0),
+        (HEAD, b"", 0),
+        (HEAD, b"a", 10**6),
+        (HEAD + b"content-length: 1000000\r\n\r\n", b"x", 10**6),
+        (HEAD + b"content-length: 4\r\n\r\n12", b"34", 1),
+    ],
+)
+def test_no_connection_waits_for_a_request_without_an_end(sent, then, times, monkeypatch):
+    """Neither one that never asks, nor one whose head, or the body that nobody reads, comes byte by byte."""
+    monkeypatch.setattr("foretoken.serve.http_protocol.HEAD_SECONDS", 0.1)
+    with listening(unread, keep_alive=0.05) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(LONGEST)
+        connection.sendall(sent)
+        if b"length" in sent:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        told = b""
+        with suppress(ConnectionError):  # it is closed
+            for _ in range(times):
+                connection.sendall(then)
+                time.sleep(0.01)
+            told = b"".join(iter(lambda: connection.recv(4096), b""))
+        if sent == HEAD and not times:
+            assert told.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+            assert b"the request's head did not arrive within 0.1 seconds: send it again" in told
+
+
+def test_a_connection_goes_on_after_a_body_that_nobody_read():
+    with listening(unread, keep_alive=LONGEST) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(LONGEST)
+        connection.sendall(HEAD + b"content-length: 4\r\n\r\n12")
+        told = connection.recv(4096)
+        connection.sendall(b"34" + HEAD + b"\r\n")
+        while told.count(b"HTTP/1.1 200") < 2:
+            told += connection.recv(4096)
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------
@@ -250,6 +354,24 @@ def test_an_error_that_ends_many_requests_is_logged_once(caplog, monkeypatch, ap
         engine.open()
         assert {one.result(LONGEST).status for one in asked} == {500}
     assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_every_line_of_the_log_has_its_form(form, capsys):
+    """Those of asyncio, too; what uvicorn cancels itself is no error."""
+    logs = [logging.getLogger(name) for name in ("foretoken.serve", "uvicorn.error", "asyncio")]
+    before = [(log.handlers, log.level, log.propagate) for log in logs]
+    try:
+        log_to_stderr(form)
+        for log in logs:
+            log.warning("of %s", log.name)
+            log.error("not shown", exc_info=asyncio.CancelledError())
+    finally:
+        for log, (handlers, level, propagate) in zip(logs, before, strict=True):
+            log.handlers, log.level, log.propagate = handlers, level, propagate
+    lines = capsys.readouterr().err.splitlines()
+    said = [json.loads(line)["message"] if form == "json" else line.split(" ", 3)[3] for line in lines]
+    assert said == [f"of {log.name}" for log in logs]
 
 
 # --- TLS ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TypeVar
 
 import pytest
@@ -131,6 +131,31 @@ def test_a_full_queue_is_said_at_once(monkeypatch):
         hang_up(*first)
         assert {ends.next(), ends.next()} == {"length"}
         until(lambda: running.service.admission.in_flight == 0)  # an answer is read before its end is seen
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [65]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_so_many_requests_for_tokens_alone_are_let_in(path, body):
+    with serving(tiny_engine(max_batch_size=1), max_queue=1) as running, ThreadPoolExecutor(3) as pool:
+        go_on = threading.Event()
+        for _ in range(2):  # its threads
+            running.service.tokenizing._pool.submit(go_on.wait)
+        asked = [pool.submit(running.post, path, body) for _ in range(2)]
+        try:
+            until(lambda: running.service.counting.in_flight == 2)
+            third = running.post(path, body)
+            assert (third.status, third.json["error"]["code"]) == (429, "queue_full")
+            assert int(third.headers["retry-after"]) >= 1
+        finally:
+            go_on.set()
+        assert [one.result(LONGEST).status for one in asked] == [200, 200]
+        assert running.post(path, body).status == 200
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -477,6 +502,24 @@ def test_events_are_sent_at_once_on_every_connection(send_seconds):
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+def test_no_part_is_written_to_a_connection_that_is_closing():
+    """asyncio would tell the log, for each part, that nobody takes it."""
+    written = []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            write = scope["extensions"][WRITE_PART]
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            write.func.__self__.transport.abort()
+            written.append(write(b"too late"))
+
+    with listening(app) as port, closing(socket.create_connection(("127.0.0.1", port), LONGEST)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        with suppress(ConnectionError):
+            assert not connection.recv(4096).endswith(b"too late\r\n")
+    assert written == [False]
+
+
 def test_a_part_is_written_at_once_where_the_client_takes_it_and_the_body_is_in_chunks():
     written = []
 
@@ -578,6 +621,13 @@ def test_streams_are_framed_as_the_clients_version_has_it(server, version):
 
 
 # --- web pages ------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_offers_another_protocol_goes_on_with_http(server, caplog):
+    """As Java's does, for every new connection: no line of the log is worth that."""
+    answer = server.get("/health", connection="Upgrade, HTTP2-Settings", upgrade="h2c", http2_settings="AAMAAABkAAQ")
+    assert (answer.status, answer.json) == (200, {"status": "ok"})
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 def test_pages_of_other_origins_may_ask_where_they_are_let():

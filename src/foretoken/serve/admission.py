@@ -29,11 +29,14 @@ class Admission:
         self._mean_seconds = 1.0
 
     @contextmanager
-    def admit(self, count: int) -> Iterator[None]:
+    def admit(self, count: int) -> Iterator[float]:
         """Let a request in for as long as the block runs.
 
         Args:
             count: its choices.
+
+        Yields:
+            When it was let in, on the clock of `time.monotonic`.
 
         Raises:
             ApiError: the queue is full (429), will never take so many (400), or the server is about to end (503).
@@ -55,7 +58,7 @@ class Admission:
         self.in_flight += count
         began = monotonic()
         try:
-            yield
+            yield began
         finally:
             self.in_flight -= count
             self._mean_seconds += 0.1 * (monotonic() - began - self._mean_seconds)

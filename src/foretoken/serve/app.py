@@ -25,6 +25,7 @@ from foretoken.serve.responses import responses_routes
 from foretoken.serve.schemas import DetokenizeRequest, TokenizeRequest, check_model
 from foretoken.serve.service import Service
 from foretoken.serve.settings import ServeSettings
+from foretoken.serve.streaming import unless_gone
 
 
 def create_app(engine: Engine | Decoding, settings: ServeSettings) -> FastAPI:
@@ -117,7 +118,8 @@ def _token_routes(service: Service) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", "prompt")
         prompt = chat_messages(body.messages) if body.prompt is None else body.prompt
-        (tokens,) = await service.tokenizing.encode([prompt])
+        with service.counting.admit(1) as let_in:
+            (tokens,) = await unless_gone(request, service.in_time(service.tokenizing.encode([prompt]), let_in))
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": service.target.max_length})
 
     async def detokenize(request: Request) -> Response:
@@ -128,7 +130,9 @@ def _token_routes(service: Service) -> APIRouter:
         if not all(0 <= token < service.target.vocab_size for token in body.tokens):
             message = f"tokens has ids outside the vocabulary: use 0 to {service.target.vocab_size - 1:,}"
             raise ApiError(400, message, "tokens")
-        return json_response({"prompt": await service.tokenizing.decode(body.tokens)})
+        with service.counting.admit(1) as let_in:
+            text = await unless_gone(request, service.in_time(service.tokenizing.decode(body.tokens), let_in))
+        return json_response({"prompt": text})
 
     router.add_api_route("/tokenize", tokenize, methods=["POST"])
     router.add_api_route("/detokenize", detokenize, methods=["POST"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -11,6 +13,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from foretoken.serve.errors import ApiError, dump
 from foretoken.serve.streaming import WRITE_PART
+
+HEAD_SECONDS = 60.0
+"""Within which a client has to send a request's head once it has begun; and to begin, on a new connection, where those
+without a request stay open for less."""
 
 _LARGEST_HEAD = 64 * 1024  # bytes
 _MESSAGE = (
@@ -47,13 +53,49 @@ class _Connection(h11.Connection):
 class HttpProtocol(H11Protocol):
     """h11, whatever else is installed; what it can't read is answered in the API's form, where uvicorn sends text.
 
-    Requests have the extension `WRITE_PART`.
+    Requests have the extension `WRITE_PART`. No connection waits without an end for a request: uvicorn lets it, where
+    none has been answered yet, and from a request's first byte on.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.conn: _Connection = _Connection(h11.SERVER, _LARGEST_HEAD)
         self._served, self.app = self.app, self._with_extension
+        self._late: asyncio.TimerHandle | None = None  # while a request's head, or what nobody reads, is coming
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._keep_alive(max(self.timeout_keep_alive, HEAD_SECONDS))
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)  # a connection with some data does not count as one without a request any more
+        is_asked = self.cycle is not None and not self.cycle.response_complete
+        if is_asked or (self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]):
+            self._in_time()
+            if not is_asked and self.timeout_keep_alive_task is None:  # the rest of a body has come that nobody read
+                self._keep_alive(self.timeout_keep_alive)
+        elif self._late is None:
+            self._late = self.loop.call_later(HEAD_SECONDS, self._too_late)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_lost(error)
+        self._unset_keepalive_if_required()
+        self._in_time()
+
+    def _keep_alive(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def _in_time(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _too_late(self) -> None:
+        message = f"the request's head did not arrive within {HEAD_SECONDS:g} seconds: send it again"
+        self._refuse(ApiError(408, message))
 
     async def _with_extension(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["extensions"] = {WRITE_PART: partial(self._write_part, self.cycle)}
@@ -68,20 +110,29 @@ class HttpProtocol(H11Protocol):
         """
         if cycle is not self.cycle or cycle.response_complete or cycle.disconnected or self.flow.write_paused:
             return False
+        if self.transport.is_closing():  # asyncio would log every further part that it can't write
+            return False
         framed = self.conn.framed(part)
         if framed is None:
             return False
         self.transport.write(framed)
         return True
 
+    def _should_upgrade(self) -> bool:
+        """Never: who offers HTTP/2 (h2c) goes on with HTTP/1.1. uvicorn would log a lack of WebSockets each time."""
+        return False
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, and close the connection."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun
-            self.transport.close()
-            return
-        body = dump(ApiError(400, _MESSAGE, code="invalid_http").body()).encode()
-        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-        response = h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request")
-        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        self._refuse(ApiError(400, _MESSAGE, code="invalid_http"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Close the connection, with an answer to what is no request where none has begun."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = dump(error.body()).encode()
+            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            reason = HTTPStatus(error.status).phrase.encode()
+            response = h11.Response(status_code=error.status, headers=list(headers.items()), reason=reason)
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()

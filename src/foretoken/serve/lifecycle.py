@@ -8,7 +8,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -29,7 +29,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
 
 _TO_TELL = 2.0
-"""Seconds for telling the clients of requests that still run after the grace time that they are ended."""
+"""Seconds for telling the clients of requests that still run after the grace time, or at a second signal, that they are
+ended."""
 
 
 def listen(host: str, port: int, send_seconds: float | None = None) -> socket.socket:
@@ -112,9 +113,10 @@ def serve(
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
 ) -> bool:
-    """Serve until SIGTERM or SIGINT; a second signal ends without waiting.
+    """Serve until SIGTERM or SIGINT.
 
-    After the first, no request is let in, and those that run have `grace` seconds to end; others are then told so.
+    After that no request is let in, and those that run have `grace` seconds to end; others are then told so, or as soon
+    as a second signal comes.
 
     Args:
         app: of `create_app`.
@@ -201,6 +203,9 @@ class _Server(uvicorn.Server):
         ending = asyncio.create_task(self._end_requests())
         try:
             await super().shutdown(sockets)
+            if self.force_exit:  # uvicorn leaves all as it is, and logs each task that is cancelled as one that failed
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.lifespan.shutdown(), _TO_TELL)
         finally:
             ending.cancel()
 
@@ -219,7 +224,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain; a second signal ends at once."""
+        """Drain; a second signal ends what still runs."""
         self._service.admission.draining = True
         self.force_exit = self.should_exit
         self.should_exit = True

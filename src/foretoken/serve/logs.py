@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections import deque
@@ -76,7 +77,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(form: Format = "text", least: int = logging.INFO) -> None:
-    """Have the log of the server, and warnings of uvicorn, on standard error.
+    """Have the log of the server, and warnings of uvicorn and asyncio, on standard error.
 
     Args:
         form: of its lines.
@@ -85,10 +86,16 @@ def log_to_stderr(form: Format = "text", least: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else text)
-    for name, level in (("foretoken.serve", least), ("uvicorn.error", logging.WARNING)):
+    handler.addFilter(_is_of_interest)
+    for name, level in (("foretoken.serve", least), ("uvicorn.error", logging.WARNING), ("asyncio", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    """Not what uvicorn has cancelled itself, which it tells as an error, a stack for each request."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _one_line(text: str) -> str:

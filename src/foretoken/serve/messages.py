@@ -94,9 +94,9 @@ def messages_routes(service: Service) -> APIRouter:
         chat, options = body.chat(), body.engine_settings(service.drafter)
         check_sampling(body, settings)
         with ExitStack() as held:
-            held.enter_context(service.admission.admit(1))
-            prepared = await unless_gone(request, chat_prompt(service, chat, body))
-            batch = Batch(service, [prepared.tokens], prepared.params, settings=options)
+            let_in = held.enter_context(service.admission.admit(1))
+            prepared = await unless_gone(request, service.in_time(chat_prompt(service, chat, body), let_in))
+            batch = Batch(service, [prepared.tokens], prepared.params, let_in, settings=options)
             parser = prepared.parser()
             if body.stream:
                 events = _events(batch, body, parser, part_writer(request))
@@ -113,7 +113,8 @@ def messages_routes(service: Service) -> APIRouter:
         body = await bodies.read(request, CountRequest, settings)
         check_model(body.model, settings)
         body = body.model_copy(update={"max_tokens": 1, "min_tokens": None})  # nothing is generated
-        prepared = await unless_gone(request, chat_prompt(service, body.chat(), body))
+        with service.counting.admit(1) as let_in:
+            prepared = await unless_gone(request, service.in_time(chat_prompt(service, body.chat(), body), let_in))
         return json_response({"input_tokens": len(prepared.tokens)})
 
     router.add_route(PATH, messages, methods=["POST"])

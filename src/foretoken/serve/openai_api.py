@@ -276,7 +276,7 @@ def openai_routes(service: Service) -> APIRouter:
             raise ApiError(400, "prediction is for one prompt: send each prompt by itself", "prediction")
         options = body.engine_settings(service.drafter)
         with ExitStack() as held:
-            held.enter_context(service.admission.admit(len(prompts) * body.n))
+            let_in = held.enter_context(service.admission.admit(len(prompts) * body.n))
 
             async def prepare() -> _Answer:
                 tokens = await service.tokenizing.encode(prompts, params)
@@ -287,9 +287,10 @@ def openai_routes(service: Service) -> APIRouter:
                     for text in (prompts if body.echo else ())
                 ]
                 scores = [await service.engine.score(one, body.logprobs or 0) for one in (tokens if scored else ())]
-                return _CompletionAnswer(Batch(service, tokens, params, body.n, options), body, echoes, scores)
+                return _CompletionAnswer(Batch(service, tokens, params, let_in, body.n, options), body, echoes, scores)
 
-            return await _respond(request, await unless_gone(request, prepare()), held)
+            answer = await unless_gone(request, service.in_time(prepare(), let_in))
+            return await _respond(request, answer, held)
 
     async def chat(request: Request) -> Response:
         body = await bodies.read(request, ChatRequest, settings)
@@ -300,16 +301,16 @@ def openai_routes(service: Service) -> APIRouter:
         predicted = body.predicted_text()
         options = body.engine_settings(service.drafter)
         with ExitStack() as held:
-            held.enter_context(service.admission.admit(body.n))
+            let_in = held.enter_context(service.admission.admit(body.n))
 
             async def prepare() -> _Answer:
                 prepared = await chat_prompt(service, messages, body)
                 await _predict(service, predicted, options)
-                return _ChatAnswer(
-                    Batch(service, [prepared.tokens], prepared.params, body.n, options), body, prepared.parser
-                )
+                batch = Batch(service, [prepared.tokens], prepared.params, let_in, body.n, options)
+                return _ChatAnswer(batch, body, prepared.parser)
 
-            return await _respond(request, await unless_gone(request, prepare()), held)
+            answer = await unless_gone(request, service.in_time(prepare(), let_in))
+            return await _respond(request, answer, held)
 
     router.add_route("/v1/completions", completions, methods=["POST"])
     router.add_route("/v1/chat/completions", chat, methods=["POST"])

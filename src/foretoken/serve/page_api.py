@@ -77,7 +77,7 @@ def page_api_routes(service: Service) -> APIRouter:
         params = body.sampling(service, settings.max_output_tokens)  # tells what is wrong before anything is tokenized
         options = {**body.engine_settings(service.drafter), "trace": body.detail}
         with ExitStack() as held:
-            held.enter_context(service.admission.admit(1))
+            let_in = held.enter_context(service.admission.admit(1))
 
             async def prepare() -> tuple[list[int], SamplingParams]:
                 if body.prompt is not None:
@@ -86,9 +86,9 @@ def page_api_routes(service: Service) -> APIRouter:
                     tokens = (await chat_prompt(service, messages, body)).tokens
                 return tokens, body.sampling(service, service.room(tokens))
 
-            tokens, sampled = await unless_gone(request, prepare())
-            events = _events(service, tokens, sampled, options, part_writer(request))
-            return EventStream(events, held.pop_all(), settings.send_seconds)
+            tokens, sampled = await unless_gone(request, service.in_time(prepare(), let_in))
+            batch = Batch(service, [tokens], sampled, let_in, settings=options)
+            return EventStream(_events(batch, part_writer(request)), held.pop_all(), settings.send_seconds)
 
     async def status() -> Response:
         await service.engine.refresh()
@@ -126,9 +126,8 @@ def _live(service: Service) -> dict[str, Any]:
     }
 
 
-async def _events(
-    service: Service, tokens: list[int], params: SamplingParams, options: dict[str, Any], write: WritePart | None
-) -> AsyncGenerator[str, None]:
+async def _events(batch: Batch, write: WritePart | None) -> AsyncGenerator[str, None]:
+    service, (tokens,) = batch.service, batch.prompts
     began, number = perf_counter(), count(1)
 
     def tell(_: int, event: StreamEvent) -> str:
@@ -136,8 +135,8 @@ async def _events(
         return told if event.completion is None else told + data(_end(tokens, event.completion))
 
     try:
-        yield data({"type": "start", "prompt_tokens": len(tokens), "max_tokens": params.max_new_tokens})
-        async with aclosing(Batch(service, [tokens], params, settings=options).parts(tell, write)) as parts:
+        yield data({"type": "start", "prompt_tokens": len(tokens), "max_tokens": batch.params.max_new_tokens})
+        async with aclosing(batch.parts(tell, write)) as parts:
             async for part in parts:
                 yield part
     except Exception as error:

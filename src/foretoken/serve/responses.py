@@ -254,9 +254,9 @@ def responses_routes(service: Service) -> APIRouter:
         if body.instructions is not None:  # of this answer alone
             chat = [{"role": "system", "content": body.instructions}, *conversation]
         with ExitStack() as held:
-            held.enter_context(service.admission.admit(1))
-            prepared = await unless_gone(request, chat_prompt(service, chat, body))
-            batch = Batch(service, [prepared.tokens], prepared.params, settings=options)
+            let_in = held.enter_context(service.admission.admit(1))
+            prepared = await unless_gone(request, service.in_time(chat_prompt(service, chat, body), let_in))
+            batch = Batch(service, [prepared.tokens], prepared.params, let_in, settings=options)
             answer = _Answer(batch, body, conversation, kept, prepared.parser())
             if body.stream:
                 return EventStream(answer.events(part_writer(request)), held.pop_all(), settings.send_seconds)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from time import time
-from typing import Any
+from time import monotonic, time
+from typing import Any, TypeVar
 
 from foretoken.engine.arguments import numbered
 from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
@@ -30,6 +30,8 @@ from foretoken.serve.response_template import read_template
 from foretoken.serve.settings import ServeSettings
 from foretoken.serve.streaming import WritePart
 from foretoken.serve.tokenizing import Tokenizing
+
+T = TypeVar("T")
 
 _REPLACEMENT = "\ufffd"
 """What tokenizers put in place of bytes that are no character."""
@@ -62,6 +64,8 @@ class Service:
         """The format of answers, as transformers' parser takes it; None where the tokenizer has none."""
         self.tokenizing = Tokenizing(engine)
         self.admission = Admission(facts.max_batch_size, settings.max_queue)
+        self.counting = Admission(facts.max_batch_size, settings.max_queue)
+        """Of requests for tokens alone, which take no row and wait for no one's answer."""
         self.metrics = Metrics(settings.model, engine)
         self.figures = Figures()
         self.served = facts.served
@@ -106,6 +110,37 @@ class Service:
         """Tokens that the target's context has left after a prompt, at least 1."""
         return max(self.target.max_length - (len(prompt) if self.prompt_is_output else 1), 1)
 
+    def seconds_left(self, let_in: float) -> float | None:
+        """For which a request may still take; None without a limit.
+
+        Args:
+            let_in: as `Admission.admit` has it.
+        """
+        limit = self.settings.request_seconds
+        return None if limit is None else let_in + limit - monotonic()
+
+    async def in_time(self, work: Coroutine[Any, Any, T], let_in: float) -> T:
+        """The result of what comes before a request's choices, such as tokenizing: its time runs by then.
+
+        Args:
+            work: is cancelled where it takes too long.
+            let_in: as `Admission.admit` has it.
+
+        Raises:
+            ApiError: it did; or as `work`.
+        """
+        try:
+            async with asyncio.timeout(self.seconds_left(let_in)):
+                return await work
+        except TimeoutError:
+            raise self.too_late() from None
+
+    def too_late(self) -> ApiError:
+        """What a request is told that takes longer than it may."""
+        limit = self.settings.request_seconds
+        message = f"the request was not answered within {limit:g} seconds: ask for fewer tokens, or again later"
+        return ApiError(504, message, code="request_timeout")
+
     async def aclose(self) -> None:
         """End all requests and threads."""
         await self.engine.aclose()
@@ -120,6 +155,7 @@ class Batch:
         service: what decodes them.
         prompts: tokens.
         params: of each prompt's first choice; the i-th has the seed plus i, where one is named.
+        let_in: when the request was let in, as `Admission.admit` has it.
         n: choices of a prompt.
         settings: further arguments of `Engine.submit`.
     """
@@ -127,6 +163,7 @@ class Batch:
     service: Service
     prompts: list[list[int]]
     params: SamplingParams
+    let_in: float
     n: int = 1
     settings: dict[str, Any] | None = None
 
@@ -177,7 +214,7 @@ class Batch:
         Raises:
             ApiError: the engine refused a choice, or failed to complete it; the others are cancelled.
         """
-        service, limit = self.service, self.service.settings.request_seconds
+        service = self.service
         watches = [Watch(service.metrics, len(self.prompt(index))) for index in range(self.size)]
         progress = [Progress() for _ in watches]
         stats: dict[int, DecodeStats] = {}  # of choices that have begun
@@ -202,8 +239,8 @@ class Batch:
                 for index, watch in enumerate(watches):
                     watch.begun_at = partial(streams.begun_at, index)
                     self._submit(streams, index, watch, stream=not whole)
-                if limit is not None:
-                    streams.expire(limit)
+                if (left := service.seconds_left(self.let_in)) is not None:
+                    streams.expire(left)
                 while streams.left:
                     index, what = await streams.next()
                     if isinstance(what, StreamEvent):
@@ -212,8 +249,7 @@ class Batch:
         except TimeoutError:
             for watch in watches:
                 watch.failed()
-            message = f"the request was not answered within {limit:g} seconds: ask for fewer tokens, or again later"
-            raise ApiError(504, message, code="request_timeout") from None
+            raise service.too_late() from None
         except Exception as error:
             raise service.explain(error) from error
         finally:

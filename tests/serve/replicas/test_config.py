@@ -137,7 +137,7 @@ def test_a_replica_logs_failures_in_the_form_that_is_asked_for(tmp_path):
     tiny.tiny_llama(vocab_size=259, eos_token_id=258).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     models = ModelOptions(target=str(tmp_path), drafter="none", eager=True)
-    logs = [logging.getLogger(name) for name in ("foretoken.serve", "uvicorn.error")]
+    logs = [logging.getLogger(name) for name in ("foretoken.serve", "uvicorn.error", "asyncio")]
     before = [(log.handlers, log.level, log.propagate) for log in logs]
     try:
         ReplicaApp(models, ServeOptions(log_format="json"))("one")
