@@ -179,6 +179,23 @@ def test_it_is_another_model_than_the_checkpoints_in_every_dtype(name, dtype, ba
     assert (plain(module.float(), TEXT) - exact).abs().mean() / exact.std() > 0.02
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_groups_of_any_size_are_multiplied_over_few_tokens_and_over_more(dtype, chunk, backend):
+    """Groups of 48 and of 43: OpenVINO's own products of them are wrong."""
+    model, exact = odd_groups(dtype, backend)
+    error = (scores(model, TEXT, chunk) - exact).abs().mean() / exact.std()
+    assert error < (1e-5 if dtype is torch.float32 else 0.03)
+
+
+@cache
+def odd_groups(dtype, backend):
+    """A model whose groups are neither small nor whole, and what transformers says of its rounded weights."""
+    module = tiny.tiny_llama(hidden_size=96, intermediate_size=172)
+    exact = plain(rounded_module(module, dtype), TEXT)
+    return native(module.to(dtype), backend), exact
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_inputs_in_eight_bits_give_nearly_the_same_scores(dtype):
     """Where the processor multiplies eight-bit integers: nowhere else are they rounded."""

@@ -368,6 +368,19 @@ def test_int8_of_float16_weights_does_not_overflow(rows, size):
     assert torch.allclose(layer(x).double(), exact, rtol=2e-3, atol=0.02)
 
 
+@pytest.mark.parametrize("rows", [1, 4, 5])
+@pytest.mark.parametrize("width", [24, 40, 100, 172])
+def test_int8_of_bfloat16_weights_takes_rows_of_any_width(width, rows):
+    """Torch's kernel for few rows reads beyond those that do not fill its vectors."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(8, width, generator=generator).bfloat16()
+    x = torch.randn(rows, width, generator=generator).bfloat16()
+    integers, scale = quantised(weight)
+    exact = x.double() @ (integers.double() * scale[:, None].double()).T
+    for _ in range(20):  # what lies behind may be zeros
+        assert torch.allclose(Int8(Matrix(weight))(x).double(), exact, rtol=0.02, atol=0.02 * width**0.5)
+
+
 def test_end_tokens(tmp_path):
     module = tiny.tiny_llama(eos_token_id=[5, 6])
     module.save_pretrained(tmp_path)

@@ -29,6 +29,9 @@ Linear = Callable[[Tensor], Tensor]
 _FEW_ROWS = 4
 """Up to so many rows the eight-bit kernel beats weights that are widened first; see `benchmarks/native.py`."""
 
+_VECTOR = 16
+"""Features that the eight-bit kernel reads at a time in bfloat16."""
+
 
 def check_quantize(value: str | None) -> None:
     """Check that a `quantize` option is known, and resolve "auto" to the fastest one.
@@ -81,6 +84,8 @@ class Int8:
         self._half = matrix.weight.dtype is torch.float16
         if not self._half:
             self._scale = self._scale.to(matrix.weight.dtype)
+        # In bfloat16 torch's kernel reads what lies behind rows of other widths: its products are wrong, or it crashes.
+        self._fits = matrix.weight.dtype is torch.float32 or matrix.weight.shape[1] % _VECTOR == 0
         self._bias = matrix.bias
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -89,7 +94,7 @@ class Int8:
         if self._half:  # whose largest number is 65504: products with integers up to 127 would exceed it
             weight = rows.new_empty(self._weight.shape)
             product = linear(rows, torch.mul(self._weight, self._scale[:, None], out=weight))
-        elif rows.shape[0] <= _FEW_ROWS and rows.device.type == "cpu":
+        elif rows.shape[0] <= _FEW_ROWS and rows.device.type == "cpu" and self._fits:
             product = torch._weight_int8pack_mm(rows, self._weight, self._scale)
         else:
             product = linear(rows, self._weight.to(rows.dtype)) * self._scale
