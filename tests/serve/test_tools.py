@@ -13,7 +13,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 from pydantic import BaseModel
 
-from byte_tokenizer import byte_tokenizer
+from byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from foretoken import Engine, load
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.anthropic_tools import Blocks, openai_messages, tool_use
@@ -23,6 +23,7 @@ from foretoken.serve.response_items import Items
 from foretoken.serve.tools import Tool, ToolSet, call_form, written_out
 from serve_harness import END, LONGEST, MODEL, serving
 from tiny import tiny_llama
+from tiny_tokenizers import with_tokens
 
 USER = [{"role": "user", "content": "the cat?"}]
 QUIET = {"x-guidance": {"whitespace_flexible": False}}  # a random model writes spaces for ever where it may
@@ -75,6 +76,26 @@ def test_a_call_that_must_come_comes(client, choice):
             final = stream.get_final_completion().choices[0]
         assert final.finish_reason == "tool_calls"
         assert final.message.tool_calls[0].function.arguments == call.function.arguments
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_call_that_must_come_comes_where_its_marks_are_tokens(special):
+    tokenizer = with_tokens(byte_tokenizer(), "<tool_call>", "</tool_call>", special=special)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    fields = {"vocab_size": 261, "eos_token_id": END, "max_position_embeddings": 4096}
+    engine = Engine(load(tiny_llama(seed=1, **fields), tokenizer=tokenizer), "prompt-lookup", num_speculative_tokens=3)
+    body = {"messages": USER, "tools": [LEGS], "tool_choice": NAMED, "seed": 1, "max_tokens": 200}
+    answer = asyncio.run(_posted(engine, "/v1/chat/completions", body))
+    message = answer.body["choices"][0]["message"]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"])["animal"] in ("cat", "ant")
+
+
+async def _posted(engine, path, body):
+    app = create_app(engine, ServeSettings(model=MODEL))
+    try:
+        return await post(app, path, body)
+    finally:
+        await app.state.service.aclose()
 
 
 def test_arguments_are_streamed_as_they_come(client):
