@@ -66,6 +66,7 @@ def test_equal_grammars_are_equal_values():
         (lambda: Grammar.choice("yes"), "choice is 'yes': give a list"),
         (lambda: Grammar.choice(["yes", 1]), "choice has 1: give strings"),
         (lambda: Grammar.json_schema([1]), "JSON schema is \\[1\\]: give an object"),
+        (lambda: Grammar.json_schema(False), "JSON schema is False: give an object"),
         (lambda: Grammar.json_schema("{"), "JSON schema '{' is not JSON"),
         (lambda: Grammar.json_schema("[" * 200_000), "is not JSON|open brackets"),
         (lambda: Grammar.json_schema({"const": math.nan}), "can't be written as JSON"),
@@ -81,6 +82,10 @@ def test_equal_grammars_are_equal_values():
 def test_wrong_values_are_refused(make, message):
     with pytest.raises(ParameterError, match=message):
         make()
+
+
+def test_a_schema_may_be_true():
+    assert Grammar.json_schema(True) == Grammar.json_schema("true") == Grammar.json_schema({})
 
 
 def test_values_at_the_limits_are_taken():

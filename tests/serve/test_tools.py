@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from foretoken import Engine, load
+from foretoken.sampling import GrammarCompiler
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.anthropic_tools import Blocks, openai_messages, tool_use
 from foretoken.serve.calls import Call, CallParser, FirstCall
@@ -182,6 +183,20 @@ def test_wrong_tools_are_refused(server, fields, param):
     answer = server.chat(**{"messages": USER, **fields})
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
     assert answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"type": "array"}, "the parameters of 'odd' have the type 'array'"),
+        ({"type": "object", "dependentRequired": {}}, "of 'odd' the JSON schema"),
+    ],
+)
+def test_the_tool_whose_schema_is_wrong_is_named(server, parameters, words):
+    odd = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+    error = server.chat(messages=USER, tools=[LEGS, odd], tool_choice="required").json["error"]
+    assert (error["param"], error["code"]) == ("tools", "invalid_grammar")
+    assert error["message"].startswith(f"tools: {words}")
 
 
 def test_fields_that_are_null_are_not_given(server):
@@ -562,6 +577,24 @@ def test_the_grammar_of_calls_in_llamas_form():
     assert '{\\"name\\": \\"a\\", \\"parameters\\": ' in tools.grammar("llama").source
     assert "more call" not in tools.grammar("llama").source
     assert "more call" in tools.grammar("hermes").source
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "integer"}}},
+        {"type": ["object", "null"]},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "integer"}}}}},
+        {"anyOf": [{"properties": {"a": {"type": "integer"}}}, {"type": "string"}]},
+    ],
+)
+def test_arguments_are_an_object_where_the_schema_leaves_it_open(schema):
+    tokenizer = byte_tokenizer()
+    grammar = ToolSet((Tool("x", "", schema),), must=True, parallel=False).grammar("llama")
+    matcher = GrammarCompiler(tokenizer, END + 1, (END,), "tiny").matcher(grammar)
+    assert all(map(matcher.advance, tokenizer.encode('{"name": "x", "parameters": ')))
+    assert not any(map(matcher.advance, tokenizer.encode('5"n[tf')))
+    assert all(map(matcher.advance, tokenizer.encode('{"a": 5}}')))
 
 
 # --- long answers ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from foretoken.sampling import SamplingParams
+from foretoken.sampling import Grammar, SamplingParams
 from foretoken.serve.calls import CallParser, FirstCall, OutputParser
 from foretoken.serve.errors import ApiError
 from foretoken.serve.response_template import CALLS, TemplateParser
@@ -54,8 +54,10 @@ async def chat_prompt(service: Service, messages: list[dict[str, Any]], body: Co
         if params.grammar is not None:
             message = f"tool_choice asks for a call, and {param} for an answer of another form: leave one out"
             raise ApiError(400, message, "tool_choice")
-        param, params = "tools", replace(params, grammar=tools.grammar(call_form(service.chat_template)))
-    await service.tokenizing.compile(params.grammar, param)
+        params = replace(params, grammar=tools.grammar(call_form(service.chat_template)))
+        await _compile_calls(service, params.grammar, tools)
+    else:
+        await service.tokenizing.compile(params.grammar, param)
     form = call_form(service.chat_template)
     parser: Callable[[], OutputParser] | None = None if tools is None else lambda: CallParser(form)
     if service.response_template is not None and params.grammar is None:  # a grammar says by itself what comes
@@ -64,6 +66,24 @@ async def chat_prompt(service: Service, messages: list[dict[str, Any]], body: Co
     if parser is not None and tools is not None and not tools.parallel:
         parser = partial(FirstCall, parser)
     return PreparedChat(tokens, params, parser or (lambda: None))
+
+
+async def _compile_calls(service: Service, grammar: Grammar | None, tools: ToolSet) -> None:
+    """Compile the grammar of calls.
+
+    Raises:
+        ApiError: it can't be used: of a tool whose own schema can't, the message has the name.
+    """
+    try:
+        await service.tokenizing.compile(grammar, "tools")
+    except ApiError:
+        for tool in tools.tools:
+            try:
+                await service.tokenizing.compile(Grammar.json_schema(tool.arguments()), "tools")
+            except ApiError as error:
+                reason = error.message.removeprefix("tools: ")
+                raise ApiError(error.status, f"tools: of {tool.name!r} {reason}", "tools", error.code) from None
+        raise
 
 
 async def _template_parser(
