@@ -79,24 +79,35 @@ def test_a_call_that_must_come_comes(client, choice):
         assert final.message.tool_calls[0].function.arguments == call.function.arguments
 
 
-@pytest.mark.parametrize("special", [False, True])
-def test_a_call_that_must_come_comes_where_its_marks_are_tokens(special):
-    tokenizer = with_tokens(byte_tokenizer(), "<tool_call>", "</tool_call>", special=special)
+@pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
+def marked(request):
+    """A server whose model has tokens for the marks of calls, which are text or special ones."""
+    tokenizer = with_tokens(byte_tokenizer(), "<tool_call>", "</tool_call>", special=request.param)
     tokenizer.chat_template = CHAT_TEMPLATE
     fields = {"vocab_size": 261, "eos_token_id": END, "max_position_embeddings": 4096}
-    engine = Engine(load(tiny_llama(seed=1, **fields), tokenizer=tokenizer), "prompt-lookup", num_speculative_tokens=3)
-    body = {"messages": USER, "tools": [LEGS], "tool_choice": NAMED, "seed": 1, "max_tokens": 200}
-    answer = asyncio.run(_posted(engine, "/v1/chat/completions", body))
-    message = answer.body["choices"][0]["message"]
-    assert json.loads(message["tool_calls"][0]["function"]["arguments"])["animal"] in ("cat", "ant")
+    target = load(tiny_llama(seed=1, **fields), tokenizer=tokenizer)
+    with serving(Engine(target, "prompt-lookup", num_speculative_tokens=3)) as running:
+        yield running
 
 
-async def _posted(engine, path, body):
-    app = create_app(engine, ServeSettings(model=MODEL))
-    try:
-        return await post(app, path, body)
-    finally:
-        await app.state.service.aclose()
+def test_a_call_that_must_come_comes_where_its_marks_are_tokens(marked):
+    answer = marked.chat(messages=USER, tools=[LEGS], tool_choice=NAMED, seed=1, max_tokens=200)
+    (call,) = answer.json["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["animal"] in ("cat", "ant")
+
+
+def test_calls_are_found_where_their_marks_are_tokens(marked):
+    call = json.dumps('{"name": "legs_of", "arguments": {"animal": "cat"}}')
+    for form, text, names in ((f"<tool_call> {call} </tool_call> end", "abc", ["legs_of"]), ("end", "abc", [])):
+        body = {"messages": USER, "tools": [LEGS], "max_tokens": 200, "logit_bias": {str(END): 100}}
+        body["structured_outputs"] = {"grammar": f'start: "abc" {form}\nend: /[0-9]*/'}
+        (choice,) = marked.chat(**body).json["choices"]
+        told = choice["message"]
+        assert (told["content"], [one["function"]["name"] for one in told.get("tool_calls", [])]) == (text, names)
+        events = marked.chat(**body, stream=True).events[:-1]
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+        assert "".join(delta.get("content") or "" for delta in deltas) == text
+        assert sum(len(delta.get("tool_calls", [])) > 0 for delta in deltas) >= len(names)
 
 
 def test_arguments_are_streamed_as_they_come(client):

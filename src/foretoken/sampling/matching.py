@@ -49,7 +49,7 @@ class GrammarCompiler:
         self._ends = [token for token in eos_token_ids if 0 <= token < vocab_size]
         self._lock = Lock()
         self._tokens: Any = None  # llguidance's form of the tokenizer, made with the first grammar
-        self._named: dict[str, int] = {}  # tokens of text that look like special ones, which Lark grammars may name
+        self._named: dict[str, str] = {}  # names that Lark grammars may have for tokens that are text, and that text
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
@@ -133,7 +133,8 @@ class GrammarCompiler:
         special = [known.is_special_token(token) for token in range(size)]
         for token, added in backend.get_added_tokens_decoder().items():
             if token < size and special[token] and not added.special and token not in self._ends:
-                special[token], self._named[added.content] = False, token
+                special[token] = False
+                self._named |= dict.fromkeys((added.content, f"<[{token}]>"), json.dumps(added.content))
         texts = [known.decode_bytes([token]) for token in range(size)]
         return _from_table(texts, special, self._ends, known.tokenize_bytes)
 
@@ -340,12 +341,12 @@ def _from_table(
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(table), eos_token=ends)
 
 
-def _rules(grammar: Grammar, named: Mapping[str, int]) -> str:
+def _rules(grammar: Grammar, named: Mapping[str, str]) -> str:
     """The grammar in llguidance's own form.
 
     Args:
         grammar: as it was given.
-        named: tokens by names that a Lark grammar may have for them, and llguidance does not know.
+        named: names of tokens that a Lark grammar may have, and strings of it that stand for them.
 
     Raises:
         ValueError: the schema is wrong.
@@ -354,8 +355,7 @@ def _rules(grammar: Grammar, named: Mapping[str, int]) -> str:
     if grammar.kind == "regex":
         rules: str = matcher.grammar_from_regex(grammar.source)
     elif grammar.kind == "lark":
-        source = _NAMED.sub(lambda found: f"<[{named[found[0]]}]>" if found[0] in named else found[0], grammar.source)
-        rules = matcher.grammar_from_lark(source)
+        rules = matcher.grammar_from_lark(_NAMED.sub(lambda found: named.get(found[0], found[0]), grammar.source))
     elif grammar.kind == "choice":
         options = " | ".join(json.dumps(option, ensure_ascii=False) for option in json.loads(grammar.source))
         rules = matcher.grammar_from_lark(f"start: {options}")

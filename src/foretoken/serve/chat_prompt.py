@@ -58,14 +58,23 @@ async def chat_prompt(service: Service, messages: list[dict[str, Any]], body: Co
         await _compile_calls(service, params.grammar, tools)
     else:
         await service.tokenizing.compile(params.grammar, param)
-    form = call_form(service.chat_template)
-    parser: Callable[[], OutputParser] | None = None if tools is None else lambda: CallParser(form)
+    parser: Callable[[], OutputParser] | None = None
+    if tools is not None:
+        form, ends = call_form(service.chat_template), list[str]()
+        if form == "hermes" and service.marks_are_special and params.skip_special_tokens:
+            params = replace(params, skip_special_tokens=False)
+            ends = [service.token_text(end) for end in _end_tokens(service, params) if service.is_special(end)]
+        parser = partial(CallParser, form, ends)
     if service.response_template is not None and params.grammar is None:  # a grammar says by itself what comes
         params = replace(params, skip_special_tokens=False)  # they may be the template's marks
         parser = await _template_parser(service, tokens, params, tools, knows_tools)
     if parser is not None and tools is not None and not tools.parallel:
         parser = partial(FirstCall, parser)
     return PreparedChat(tokens, params, parser or (lambda: None))
+
+
+def _end_tokens(service: Service, params: SamplingParams) -> tuple[int, ...]:
+    return (*service.target.eos_token_ids, *params.stop_token_ids)
 
 
 async def _compile_calls(service: Service, grammar: Grammar | None, tools: ToolSet) -> None:
@@ -90,7 +99,7 @@ async def _template_parser(
     service: Service, tokens: list[int], params: SamplingParams, tools: ToolSet | None, knows_tools: bool
 ) -> Callable[[], OutputParser]:
     template, prefix = service.response_template, await service.tokenizing.decode(tokens)
-    ends = [service.token_text(token) for token in (*service.target.eos_token_ids, *params.stop_token_ids)]
+    ends = [service.token_text(end) for end in _end_tokens(service, params)]
     given = None if tools is None else [tool.for_template() for tool in tools.tools]
     by_template = knows_tools and CALLS in template.fields  # else calls are as the prompt asks for them
 
