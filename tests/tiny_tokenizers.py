@@ -109,10 +109,10 @@ def permuted(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> tuple[PreTrai
     return _wrapped(Tokenizer.from_str(json.dumps(described)), **roles), order
 
 
-def with_tokens(tokenizer: PreTrainedTokenizerFast, *names: str) -> PreTrainedTokenizerFast:
-    """A copy with more ordinary tokens, whole words to the tokenizer."""
+def with_tokens(tokenizer: PreTrainedTokenizerFast, *names: str, special: bool = False) -> PreTrainedTokenizerFast:
+    """A copy with more tokens, whole words to the tokenizer: ordinary ones, or special ones, which are no text."""
     copy = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), **tokenizer.special_tokens_map
     )
-    copy.add_tokens([AddedToken(name, normalized=False) for name in names])
+    copy.add_tokens([AddedToken(name, normalized=False, special=special) for name in names])
     return copy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from foretoken.errors import ParameterError
 from foretoken.limits import Limits
 from foretoken.sampling import GrammarCompiler, GrammarMatcher, mask_logits
 from tiny import tiny_llama
+from tiny_tokenizers import byte_bpe, sentencepiece, with_tokens
 
 PERSON = {
     "type": "object",
@@ -64,6 +66,7 @@ def test_equal_grammars_are_equal_values():
         (lambda: Grammar.choice("yes"), "choice is 'yes': give a list"),
         (lambda: Grammar.choice(["yes", 1]), "choice has 1: give strings"),
         (lambda: Grammar.json_schema([1]), "JSON schema is \\[1\\]: give an object"),
+        (lambda: Grammar.json_schema(False), "JSON schema is False: give an object"),
         (lambda: Grammar.json_schema("{"), "JSON schema '{' is not JSON"),
         (lambda: Grammar.json_schema("[" * 200_000), "is not JSON|open brackets"),
         (lambda: Grammar.json_schema({"const": math.nan}), "can't be written as JSON"),
@@ -79,6 +82,10 @@ def test_equal_grammars_are_equal_values():
 def test_wrong_values_are_refused(make, message):
     with pytest.raises(ParameterError, match=message):
         make()
+
+
+def test_a_schema_may_be_true():
+    assert Grammar.json_schema(True) == Grammar.json_schema("true") == Grammar.json_schema({})
 
 
 def test_values_at_the_limits_are_taken():
@@ -166,13 +173,50 @@ def test_the_output_ends_with_the_grammar(tokenizer):
     assert stopped.finish_reason == "stop"
 
 
-def test_a_model_without_end_tokens_ends_with_the_grammar():
-    target = load(tiny_llama(vocab_size=4), tokenizer=ByteTable([b"a", b"b", b"ab", b"c"]))
-    texts = {
-        Engine(target).generate([1], SamplingParams(grammar=Grammar.regex("[ab]{2}c"), seed=i)).text for i in range(9)
-    }
-    assert texts <= {"aac", "abc", "bac", "bbc"}
-    assert len(texts) > 1
+@pytest.mark.parametrize("padded", [4, 9])
+def test_a_model_without_end_tokens_ends_with_the_grammar(padded):
+    target = load(tiny_llama(vocab_size=padded), tokenizer=ByteTable([b"a", b"b", b"ab", b"c"]))
+    params = [SamplingParams(grammar=Grammar.regex("[ab]{2}c?"), max_new_tokens=3, seed=seed) for seed in range(30)]
+    found = Engine(target).generate([[1]] * 30, params)
+    assert {one.text for one in found} <= {"aac", "abc", "bac", "bbc"}
+    assert {one.text[1:] for one in found} == {"ac", "bc"}
+    assert all(token < 4 for one in found for token in one.token_ids)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("make", [byte_bpe, sentencepiece])
+def test_names_of_tokens_may_be_part_of_the_text(make, special):
+    """A token <tool_call> is the text of its name to many tokenizers; where it is special, its name has to be spelt."""
+    tokenizer = with_tokens(make(), "<tool_call>", special=special)
+    end, added = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<tool_call>")
+    target = load(tiny_llama(vocab_size=len(tokenizer) + 5, eos_token_id=end), tokenizer=tokenizer)
+    for source in ("<tool_call>\n[0-9]</s>", "[ab]<tool_call>"):
+        params = SamplingParams(grammar=Grammar.regex(source), temperature=0)
+        plain, drafted = (Engine(target, drafter).generate("the", params) for drafter in (None, "prompt-lookup"))
+        assert re.fullmatch(source, plain.text)
+        assert plain.token_ids == drafted.token_ids
+        assert (added in plain.token_ids) is not special
+        assert plain.token_ids.count(end) == 0
+    matcher = GrammarCompiler(tokenizer, len(tokenizer), (end,), "tiny").matcher(Grammar.regex("[a-z<>_]+"))
+    assert (added in ids(matcher.allowed([], [])[0])) is not special
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_lark_grammar_may_name_tokens(special):
+    """Outside of its strings, expressions and comments."""
+    tokenizer = with_tokens(byte_bpe(), "<think>", special=special)
+    think = tokenizer.convert_tokens_to_ids("<think>")
+    source = 'start: <think> "\\"<think>" /a<think>\\/b/ end // <think>"\nend: "<think>" # "\n'
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), (tokenizer.eos_token_id,), "tiny")
+    matcher = compiler.matcher(Grammar.lark(source))
+    tokens = []
+    while not matcher.finished:
+        (token,) = np.flatnonzero(np.unpackbits(matcher.allowed([], [])[0], bitorder="little")).tolist()
+        consume(matcher, [token])
+        tokens.append(token)
+    assert tokens[0] == think
+    assert tokens.count(think) == (1 if special else 4)
+    assert b"".join(map(compiler.token_bytes, tokens)) == b'<think>"<think>a<think>/b<think>'
 
 
 def test_a_tokenizer_that_puts_a_space_before_a_text_is_used_without_it():

@@ -13,8 +13,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 from pydantic import BaseModel
 
-from byte_tokenizer import byte_tokenizer
+from byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from foretoken import Engine, load
+from foretoken.sampling import GrammarCompiler
 from foretoken.serve import ServeSettings, create_app
 from foretoken.serve.anthropic_tools import Blocks, openai_messages, tool_use
 from foretoken.serve.calls import Call, CallParser, FirstCall
@@ -23,6 +24,7 @@ from foretoken.serve.response_items import Items
 from foretoken.serve.tools import Tool, ToolSet, call_form, written_out
 from serve_harness import END, LONGEST, MODEL, serving
 from tiny import tiny_llama
+from tiny_tokenizers import with_tokens
 
 USER = [{"role": "user", "content": "the cat?"}]
 QUIET = {"x-guidance": {"whitespace_flexible": False}}  # a random model writes spaces for ever where it may
@@ -75,6 +77,37 @@ def test_a_call_that_must_come_comes(client, choice):
             final = stream.get_final_completion().choices[0]
         assert final.finish_reason == "tool_calls"
         assert final.message.tool_calls[0].function.arguments == call.function.arguments
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
+def marked(request):
+    """A server whose model has tokens for the marks of calls, which are text or special ones."""
+    tokenizer = with_tokens(byte_tokenizer(), "<tool_call>", "</tool_call>", special=request.param)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    fields = {"vocab_size": 261, "eos_token_id": END, "max_position_embeddings": 4096}
+    target = load(tiny_llama(seed=1, **fields), tokenizer=tokenizer)
+    with serving(Engine(target, "prompt-lookup", num_speculative_tokens=3)) as running:
+        yield running
+
+
+def test_a_call_that_must_come_comes_where_its_marks_are_tokens(marked):
+    answer = marked.chat(messages=USER, tools=[LEGS], tool_choice=NAMED, seed=1, max_tokens=200)
+    (call,) = answer.json["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["animal"] in ("cat", "ant")
+
+
+def test_calls_are_found_where_their_marks_are_tokens(marked):
+    call = json.dumps('{"name": "legs_of", "arguments": {"animal": "cat"}}')
+    for form, text, names in ((f"<tool_call> {call} </tool_call> end", "abc", ["legs_of"]), ("end", "abc", [])):
+        body = {"messages": USER, "tools": [LEGS], "max_tokens": 200, "logit_bias": {str(END): 100}}
+        body["structured_outputs"] = {"grammar": f'start: "abc" {form}\nend: /[0-9]*/'}
+        (choice,) = marked.chat(**body).json["choices"]
+        told = choice["message"]
+        assert (told["content"], [one["function"]["name"] for one in told.get("tool_calls", [])]) == (text, names)
+        events = marked.chat(**body, stream=True).events[:-1]
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+        assert "".join(delta.get("content") or "" for delta in deltas) == text
+        assert sum(len(delta.get("tool_calls", [])) > 0 for delta in deltas) >= len(names)
 
 
 def test_arguments_are_streamed_as_they_come(client):
@@ -161,6 +194,20 @@ def test_wrong_tools_are_refused(server, fields, param):
     answer = server.chat(**{"messages": USER, **fields})
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
     assert answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"type": "array"}, "the parameters of 'odd' have the type 'array'"),
+        ({"type": "object", "dependentRequired": {}}, "of 'odd' the JSON schema"),
+    ],
+)
+def test_the_tool_whose_schema_is_wrong_is_named(server, parameters, words):
+    odd = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+    error = server.chat(messages=USER, tools=[LEGS, odd], tool_choice="required").json["error"]
+    assert (error["param"], error["code"]) == ("tools", "invalid_grammar")
+    assert error["message"].startswith(f"tools: {words}")
 
 
 def test_fields_that_are_null_are_not_given(server):
@@ -541,6 +588,24 @@ def test_the_grammar_of_calls_in_llamas_form():
     assert '{\\"name\\": \\"a\\", \\"parameters\\": ' in tools.grammar("llama").source
     assert "more call" not in tools.grammar("llama").source
     assert "more call" in tools.grammar("hermes").source
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "integer"}}},
+        {"type": ["object", "null"]},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "integer"}}}}},
+        {"anyOf": [{"properties": {"a": {"type": "integer"}}}, {"type": "string"}]},
+    ],
+)
+def test_arguments_are_an_object_where_the_schema_leaves_it_open(schema):
+    tokenizer = byte_tokenizer()
+    grammar = ToolSet((Tool("x", "", schema),), must=True, parallel=False).grammar("llama")
+    matcher = GrammarCompiler(tokenizer, END + 1, (END,), "tiny").matcher(grammar)
+    assert all(map(matcher.advance, tokenizer.encode('{"name": "x", "parameters": ')))
+    assert not any(map(matcher.advance, tokenizer.encode('5"n[tf')))
+    assert all(map(matcher.advance, tokenizer.encode('{"a": 5}}')))
 
 
 # --- long answers ---------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class Grammar:
         """JSON that a schema describes.
 
         Args:
-            schema: as a mapping or as a string of JSON.
+            schema: as a mapping or as a string of JSON; True for any JSON.
             whitespace: allow spaces and newlines between its parts; False makes compact JSON.
             limits: how much work it may make.
 
@@ -113,7 +113,9 @@ class Grammar:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
                 raise GrammarError(f"the JSON schema {shown(schema)} is not JSON ({error}): give an object") from None
-        if not isinstance(schema, Mapping | bool):
+        if schema is True:  # any JSON
+            schema = {}
+        if not isinstance(schema, Mapping):
             raise GrammarError(f"the JSON schema is {shown(schema)}: give an object, such as {{'type': 'object'}}")
         return cls("json_schema", _as_json(schema, "JSON schema"), whitespace, limits)
 

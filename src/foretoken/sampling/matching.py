@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as AbstractSequence
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
@@ -17,6 +18,8 @@ from foretoken.errors import GrammarError, install_extra, shown
 from foretoken.sampling.grammar import Grammar
 
 _KEPT = 64  # compiled grammars that are kept for further requests
+_NAMED = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*|<[^<>\s]+>')
+"""In a Lark grammar: strings, expressions and comments; and the names of tokens, outside of these."""
 
 
 @runtime_checkable
@@ -46,6 +49,7 @@ class GrammarCompiler:
         self._ends = [token for token in eos_token_ids if 0 <= token < vocab_size]
         self._lock = Lock()
         self._tokens: Any = None  # llguidance's form of the tokenizer, made with the first grammar
+        self._named: dict[str, str] = {}  # names that Lark grammars may have for tokens that are text, and that text
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
@@ -87,7 +91,7 @@ class GrammarCompiler:
             verbose_errors=False,
         )
         try:
-            compiled = llguidance.LLMatcher(tokens, _rules(grammar), log_level=0, limits=limits)
+            compiled = llguidance.LLMatcher(tokens, _rules(grammar, self._named), log_level=0, limits=limits)
             compiled.compute_bitmask()  # some errors come with the first mask
         except ValueError as error:
             raise GrammarError(_refusal(grammar, str(error))) from None
@@ -109,6 +113,7 @@ class GrammarCompiler:
             )
         if isinstance(self._tokenizer, ByteTokenizer):
             texts = [bytes(text) for text in self._tokenizer.token_bytes()]
+            texts += [b""] * (self._vocab_size - len(texts))
             return _from_table(texts, [not text for text in texts], self._ends, self._tokenizer.encode_bytes)
         backend = _backend(self._tokenizer)
         if backend is None:
@@ -116,19 +121,22 @@ class GrammarCompiler:
                 f"the tokenizer of {self._name} is a {type(self._tokenizer).__name__}, whose tokens have no known "
                 "bytes: load the model with a fast tokenizer (one with a tokenizer.json)"
             )
-        size = backend.get_vocab_size()
+        size = max(backend.get_vocab_size(), self._vocab_size)
         try:
-            if self._ends:
-                most = max(size, self._vocab_size)
-                return llguidance.LLTokenizer(backend.to_str(), n_vocab=most, eos_token=self._ends)
-            known = llguidance.LLTokenizer(backend.to_str(), n_vocab=size)
+            known = llguidance.LLTokenizer(backend.to_str(), size, self._ends or None, slices=[])  # it makes no masks
         except ValueError as error:
             raise GrammarError(
                 f"the bytes of the tokens of {self._name} are not known ({error}): grammars need a tokenizer of bytes, "
                 "or one that falls back to them"
             ) from None
+        # llguidance takes <tool_call> and its like for special tokens; to most tokenizers they are text.
+        special = [known.is_special_token(token) for token in range(size)]
+        for token, added in backend.get_added_tokens_decoder().items():
+            if token < size and special[token] and not added.special and token not in self._ends:
+                special[token] = False
+                self._named |= dict.fromkeys((added.content, f"<[{token}]>"), json.dumps(added.content))
         texts = [known.decode_bytes([token]) for token in range(size)]
-        return _from_table(texts, [known.is_special_token(token) for token in range(size)], [], known.tokenize_bytes)
+        return _from_table(texts, special, self._ends, known.tokenize_bytes)
 
 
 class GrammarMatcher:
@@ -291,14 +299,21 @@ class _TokenTable:
     ) -> None:
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, end
         self._encode = encode
-        self._ids = {token: number for number, token in enumerate(tokens) if token}
+        self._special = frozenset(special)
+        self._ids = {token: number for number, token in enumerate(tokens) if token and number not in self._special}
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes | str) -> list[int]:
         data = text if isinstance(text, bytes) else text.encode()
         found = list(self._encode(data))
         # SentencePiece puts a space before a text: what is in the middle of an output has none.
-        return found if b"".join(self.tokens[token] for token in found) == data else self._by_length(data)
+        if b"".join(self.tokens[token] for token in found) != data:
+            return self._by_length(data)
+        if self._special.isdisjoint(found):
+            return found
+        # A special token is no text, even where its name is written out.
+        spelt = ([token] if token not in self._special else self._by_length(self.tokens[token]) for token in found)
+        return [token for part in spelt for token in part]
 
     def _by_length(self, data: bytes) -> list[int]:
         """The longest token at each place, as far as there is one."""
@@ -326,8 +341,12 @@ def _from_table(
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(table), eos_token=ends)
 
 
-def _rules(grammar: Grammar) -> str:
+def _rules(grammar: Grammar, named: Mapping[str, str]) -> str:
     """The grammar in llguidance's own form.
+
+    Args:
+        grammar: as it was given.
+        named: names of tokens that a Lark grammar may have, and strings of it that stand for them.
 
     Raises:
         ValueError: the schema is wrong.
@@ -336,7 +355,7 @@ def _rules(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         rules: str = matcher.grammar_from_regex(grammar.source)
     elif grammar.kind == "lark":
-        rules = matcher.grammar_from_lark(grammar.source)
+        rules = matcher.grammar_from_lark(_NAMED.sub(lambda found: named.get(found[0], found[0]), grammar.source))
     elif grammar.kind == "choice":
         options = " | ".join(json.dumps(option, ensure_ascii=False) for option in json.loads(grammar.source))
         rules = matcher.grammar_from_lark(f"start: {options}")

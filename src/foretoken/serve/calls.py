@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from foretoken.serve.tools import CallForm
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+CALL_MARK, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
 _HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*'
@@ -116,13 +116,14 @@ class CallParser:
 
     Args:
         form: how the model writes calls.
+        ends: what end tokens look like, where the text has special tokens; one at its end is none of it.
 
     Attributes:
         calls: all so far, complete or not.
     """
 
-    def __init__(self, form: CallForm) -> None:
-        self._hermes = form == "hermes"
+    def __init__(self, form: CallForm, ends: Sequence[str] = ()) -> None:
+        self._hermes, self._ends = form == "hermes", ends
         self._buffer, self._blank = "", ""  # the latter before a mark
         self._mode = "text"  # then head, arguments, tail, text again; llama: plain, for the rest of the text
         self._depth, self._in_string, self._escaped = 0, False, False
@@ -130,7 +131,7 @@ class CallParser:
 
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Take in a part of the text; with the last one, all that was held back comes out."""
-        self._buffer += text
+        self._buffer += without_end(text, self._ends) if last else text
         found, ahead = "", list[int]()
         added: dict[int, Call] = {}
         while True:
@@ -157,13 +158,13 @@ class CallParser:
             elif stripped and not _PYTHON_TAG.startswith(stripped):
                 self._buffer, self._mode = stripped if self.calls else self._buffer, "plain"
             return ""
-        at = self._buffer.find(_OPEN)
+        at = self._buffer.find(CALL_MARK)
         if at >= 0:
             text = self._take(at)
-            self._take(len(_OPEN))
+            self._take(len(CALL_MARK))
             self._mode, self._blank = "head", text[len(text.rstrip()) :]  # spaces before a call are none of the text
             return text.rstrip()
-        held = next((n for n in range(len(_OPEN) - 1, 0, -1) if self._buffer.endswith(_OPEN[:n])), 0)
+        held = next((n for n in range(len(CALL_MARK) - 1, 0, -1) if self._buffer.endswith(CALL_MARK[:n])), 0)
         blank = len(self._buffer) - held - len(self._buffer[: len(self._buffer) - held].rstrip())
         return self._take(len(self._buffer) - held - blank)  # which may be before a call
 
@@ -176,7 +177,9 @@ class CallParser:
             return ""
         if self._hermes:
             at = self._buffer.find(_CLOSE)
-            return self._whole(self._take(at), self._blank + _OPEN, self._take(len(_CLOSE)), added) if at >= 0 else ""
+            return (
+                self._whole(self._take(at), self._blank + CALL_MARK, self._take(len(_CLOSE)), added) if at >= 0 else ""
+            )
         beginning = re.sub(r"\s", "", self._buffer)
         if not any(beginning.startswith(one) or one.startswith(beginning) for one in _BEGINNINGS):
             self._mode = "plain"
@@ -232,7 +235,7 @@ class CallParser:
 
     def _tail(self, added: dict[int, Call]) -> str:
         if self._hermes:
-            at, next_at = self._buffer.find(_CLOSE), self._buffer.find(_OPEN)
+            at, next_at = self._buffer.find(_CLOSE), self._buffer.find(CALL_MARK)
             if next_at >= 0 and not 0 <= at < next_at:  # the model has not closed this one
                 self._mode = "text"
                 return _behind(self._take(next_at)).rstrip()
@@ -250,11 +253,16 @@ class CallParser:
         """What is left at the end: text, unless it belongs to a call."""
         rest = self._take(len(self._buffer))
         if self._mode == "head":
-            return (self._blank + _OPEN if self._hermes else "") + rest
+            return (self._blank + CALL_MARK if self._hermes else "") + rest
         if self._mode == "tail" and self._hermes:
             behind = _behind(rest)
             return "" if _CLOSE.startswith(behind.strip()) else behind
         return rest if self._mode in ("text", "plain") and (rest.strip() or not self.calls) else ""
+
+
+def without_end(text: str, ends: Sequence[str]) -> str:
+    """A text without the end token, one of those that look like `ends`, at its end."""
+    return next((text.removesuffix(end) for end in ends if end and text.endswith(end)), text)
 
 
 def _behind(tail: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from foretoken.sampling import SamplingParams
+from foretoken.sampling import Grammar, SamplingParams
 from foretoken.serve.calls import CallParser, FirstCall, OutputParser
 from foretoken.serve.errors import ApiError
 from foretoken.serve.response_template import CALLS, TemplateParser
@@ -54,10 +54,17 @@ async def chat_prompt(service: Service, messages: list[dict[str, Any]], body: Co
         if params.grammar is not None:
             message = f"tool_choice asks for a call, and {param} for an answer of another form: leave one out"
             raise ApiError(400, message, "tool_choice")
-        param, params = "tools", replace(params, grammar=tools.grammar(call_form(service.chat_template)))
-    await service.tokenizing.compile(params.grammar, param)
-    form = call_form(service.chat_template)
-    parser: Callable[[], OutputParser] | None = None if tools is None else lambda: CallParser(form)
+        params = replace(params, grammar=tools.grammar(call_form(service.chat_template)))
+        await _compile_calls(service, params.grammar, tools)
+    else:
+        await service.tokenizing.compile(params.grammar, param)
+    parser: Callable[[], OutputParser] | None = None
+    if tools is not None:
+        form, ends = call_form(service.chat_template), list[str]()
+        if form == "hermes" and service.marks_are_special and params.skip_special_tokens:
+            params = replace(params, skip_special_tokens=False)
+            ends = [service.token_text(end) for end in _end_tokens(service, params) if service.is_special(end)]
+        parser = partial(CallParser, form, ends)
     if service.response_template is not None and params.grammar is None:  # a grammar says by itself what comes
         params = replace(params, skip_special_tokens=False)  # they may be the template's marks
         parser = await _template_parser(service, tokens, params, tools, knows_tools)
@@ -66,11 +73,33 @@ async def chat_prompt(service: Service, messages: list[dict[str, Any]], body: Co
     return PreparedChat(tokens, params, parser or (lambda: None))
 
 
+def _end_tokens(service: Service, params: SamplingParams) -> tuple[int, ...]:
+    return (*service.target.eos_token_ids, *params.stop_token_ids)
+
+
+async def _compile_calls(service: Service, grammar: Grammar | None, tools: ToolSet) -> None:
+    """Compile the grammar of calls.
+
+    Raises:
+        ApiError: it can't be used: of a tool whose own schema can't, the message has the name.
+    """
+    try:
+        await service.tokenizing.compile(grammar, "tools")
+    except ApiError:
+        for tool in tools.tools:
+            try:
+                await service.tokenizing.compile(Grammar.json_schema(tool.arguments()), "tools")
+            except ApiError as error:
+                reason = error.message.removeprefix("tools: ")
+                raise ApiError(error.status, f"tools: of {tool.name!r} {reason}", "tools", error.code) from None
+        raise
+
+
 async def _template_parser(
     service: Service, tokens: list[int], params: SamplingParams, tools: ToolSet | None, knows_tools: bool
 ) -> Callable[[], OutputParser]:
     template, prefix = service.response_template, await service.tokenizing.decode(tokens)
-    ends = [service.token_text(token) for token in (*service.target.eos_token_ids, *params.stop_token_ids)]
+    ends = [service.token_text(end) for end in _end_tokens(service, params)]
     given = None if tools is None else [tool.for_template() for tool in tools.tools]
     by_template = knows_tools and CALLS in template.fields  # else calls are as the prompt asks for them
 

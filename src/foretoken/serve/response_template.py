@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretoken.errors import ModelError
-from foretoken.serve.calls import Call, CallParser, Parsed
+from foretoken.serve.calls import Call, CallParser, Parsed, without_end
 
 CALLS = "tool_calls"
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -107,7 +107,7 @@ class TemplateParser:
         self,
         template: Any,
         prefix: str,
-        ends: Iterable[str] = (),
+        ends: Sequence[str] = (),
         tools: Sequence[Mapping[str, Any]] | None = None,
         inner: CallParser | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class TemplateParser:
 
         fields = dict(template.fields)
         field = fields.pop(CALLS, None)
-        self._ends = tuple(end for end in ends if end)
+        self._ends = ends
         self._tools = tools
         self._inner = inner
         self.calls: list[Call] = [] if inner is None else inner.calls
@@ -149,7 +149,7 @@ class TemplateParser:
     def feed(self, text: str, last: bool = False) -> Parsed:
         """Take in a part of the answer; with the last one, all that was held back comes out."""
         if last:
-            text = next((text.removesuffix(end) for end in self._ends if text.endswith(end)), text)
+            text = without_end(text, self._ends)
         before = len(self.calls)
         told: dict[str, list[str]] = {"reasoning": [], "text": []}
         for character in text:  # one by one: what is noted of a region is of the last one

@@ -20,6 +20,7 @@ from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
 from foretoken.engine.streams import Streams
 from foretoken.sampling import SamplingParams
 from foretoken.serve.admission import Admission
+from foretoken.serve.calls import CALL_MARK
 from foretoken.serve.decoding import Decoding
 from foretoken.serve.errors import ApiError, api_error, shutting_down
 from foretoken.serve.figures import Figures
@@ -72,6 +73,9 @@ class Service:
         """The engine's settings that requests may ask for."""
         self.tokenizer = tokenizer = copy.deepcopy(self.target.tokenizer)
         """The event loop's copy of the target's tokenizer; None for a target without one."""
+        mark = None if tokenizer is None else tokenizer.get_vocab().get(CALL_MARK)
+        self.marks_are_special = mark is not None and self.is_special(mark)
+        """Whether the mark before a call is a special token, which texts are without."""
         self.token_text = lru_cache(maxsize=self.target.vocab_size)(
             lambda token: "" if tokenizer is None else str(tokenizer.decode([token]))
         )
@@ -83,6 +87,10 @@ class Service:
         text = self.token_text(token)
         known = self.engine.token_bytes(token) if _REPLACEMENT in text else None  # bytes of a part of a character
         return text.encode() if known is None else known
+
+    def is_special(self, token: int) -> bool:
+        """Whether texts are without this token, unless special tokens are asked for."""
+        return not self.tokenizer.decode([token], skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     @property
     def has_chat(self) -> bool:

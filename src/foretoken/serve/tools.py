@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from foretoken.errors import ForetokenError
+from foretoken.errors import ForetokenError, shown
 from foretoken.sampling import Grammar
 from foretoken.serve.errors import ApiError, refuse_others
 
@@ -50,6 +50,18 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
+    def arguments(self) -> dict[str, Any]:
+        """The schema of its arguments where a call has to come: objects alone, even if `parameters` leaves that open.
+
+        Raises:
+            ApiError: `parameters` allows no object.
+        """
+        kind = self.parameters.get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            message = f"tools: the parameters of {self.name!r} have the type {shown(kind)}, no object: give 'object'"
+            raise ApiError(400, message, "tools", "invalid_grammar")
+        return {**self.parameters, "type": "object"}
+
 
 @dataclass(frozen=True)
 class ToolSet:
@@ -81,7 +93,7 @@ class ToolSet:
         for at, tool in enumerate(self.tools):
             head = json.dumps(f'{open_}{{"name": {json.dumps(tool.name)}, "{key}": ')
             rules.append(f"call_{at}: {head} arguments_{at} {json.dumps('}' + close)}")
-            rules.append(f"arguments_{at}: %json {json.dumps(tool.parameters, ensure_ascii=False)}")
+            rules.append(f"arguments_{at}: %json {json.dumps(tool.arguments(), ensure_ascii=False)}")
         try:
             return Grammar.lark("\n".join(rules))
         except ForetokenError as error:
