@@ -177,7 +177,7 @@ def test_the_output_ends_with_the_grammar(tokenizer):
 def test_a_model_without_end_tokens_ends_with_the_grammar(padded):
     target = load(tiny_llama(vocab_size=padded), tokenizer=ByteTable([b"a", b"b", b"ab", b"c"]))
     params = [SamplingParams(grammar=Grammar.regex("[ab]{2}c?"), max_new_tokens=3, seed=seed) for seed in range(30)]
-    found = Engine(target).generate([[1]] * 30, params)
+    found = Engine(target, None).generate([[1]] * 30, params)
     assert {one.text for one in found} <= {"aac", "abc", "bac", "bbc"}
     assert {one.text[1:] for one in found} == {"ac", "bc"}
     assert all(token < 4 for one in found for token in one.token_ids)
