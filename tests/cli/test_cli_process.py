@@ -64,6 +64,23 @@ def test_ctrl_c_leaves_the_text_so_far(models):
     assert b"Traceback" not in errors
 
 
+def test_ctrl_c_is_not_lost_while_libraries_are_imported(models):
+    """torch imports numpy while it is imported itself, and swallows what that raises."""
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'numpy.linalg':\n"
+        "            sys.meta_path.remove(self)\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from foretoken.cli import main; main()"
+    )
+    arguments = ["generate", "hello", "--raw", "--target", models.native, "--drafter", "none", "--eager", "-n", "1"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, env=environment())
+    assert (done.returncode, done.stdout) == (130, b""), done.stderr
+
+
 def test_ctrl_c_between_questions_is_clean(models):
     process = subprocess.Popen(
         [*COMMAND, "chat", "--target", models.native, "--eager", "-n", "4", "--json"], stdin=subprocess.PIPE,

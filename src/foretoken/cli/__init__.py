@@ -5,12 +5,23 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import Any
 
 __all__ = ["main"]
 
 
+class _NumpyFirst:
+    """Has numpy imported before torch, whose native part imports it, and drops what is raised meanwhile: a Ctrl-C."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Called for every module that is imported; finds none."""
+        if name == "torch":
+            import numpy  # noqa: F401
+
+
 def main() -> None:
     """Entry point."""
+    sys.meta_path.insert(0, _NumpyFirst())
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:  # closed: the next file that is opened would get what is written to it
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
