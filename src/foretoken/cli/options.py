@@ -54,7 +54,8 @@ class LoadOptions:
         str | None,
         typer.Option(
             help="What runs the models: native (popular architectures, fast), hf (transformers, any model), gguf "
-            "(llama.cpp, any GGUF file) or auto, the default: native where that can run the model.",
+            "(llama.cpp, any GGUF file) or auto, the default: native where that can run the model and, of GGUF files, "
+            "does not decode slower.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),

@@ -75,7 +75,7 @@ def load(
         quantize: "int8" rounds the weights of linear layers to eight bits, one scale an output feature. "int4" rounds
             them to four bits, in groups of up to 64 features with a scale each; the output layer gets eight. "w8a8" and
             "w4a8" also round the layers' inputs to eight bits, as llama.cpp does. With OpenVINO this makes passes over
-            several tokens cheaper where the processor multiplies eight-bit integers; elsewhere they are refused. The
+            several tokens cheaper where the processor multiplies eight-bit integers; other backends refuse them. The
             model's distribution is then that of the rounded model. "auto" is for drafters: "w8a8" where it is faster,
             else nothing. Only the native runner quantises.
         backend: what the native runner computes with: "openvino", "torch", or "auto" for the fastest installed.
