@@ -81,9 +81,8 @@ def of_rounds(
     """Limit what tokens are worth: one that is not foreseen is worth no more than the plain round that would emit it.
 
     To verify the foreseen tokens after it takes time, too, on some machines more than that plain round. The round
-    counts
-    as one of several passes, whether or not free drafters are asked now: counted as one of a single pass, a 10M target
-    has 1.40 times plain decoding in replays, and 1.41 this way.
+    counts as one of several passes, whether or not free drafters are asked now: counted as one of a single pass, a 10M
+    target has 1.40 times plain decoding in replays, and 1.41 this way.
 
     Args:
         worths: of each row, as `foretoken.policy.account.Runs.worth` gives them.
