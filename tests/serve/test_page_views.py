@@ -306,6 +306,24 @@ def test_keys_do_nothing_behind_the_list_of_keys(server, visit):
     assert page.locator("#tab-write").get_attribute("aria-current") == "page"
     assert page.locator("html").get_attribute("data-theme") == theme
     assert page.locator("article, [aria-busy=true]").count() == 0
+    run(page)
+    page.click("#tab-step")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    for key in ("ArrowRight", "End"):
+        page.keyboard.press(key)
+    page.keyboard.press("Escape")
+    playwright.expect(page.locator("dialog")).to_have_count(0)
+    assert page.locator("[type=range]").input_value() == "0"
+
+
+def test_the_settings_stay_as_they_are_where_there_is_no_place_for_them(server, visit):
+    page = visit(server, "#view=dashboard")
+    page.wait_for_selector(".tiles")
+    page.keyboard.press("s")
+    page.keyboard.press("1")
+    page.wait_for_selector(".write")
+    assert page.locator("#settings").count() == 1
 
 
 def test_an_answer_that_is_asked_for_again_in_vain_is_kept(server, visit):
@@ -332,4 +350,15 @@ def test_a_run_can_be_begun_from_step_mode(server, visit):
             begin()
         assert asked.value.post_data_json["seed"] == 5
         page.wait_for_selector("text=Run again")
+        playwright.expect(page.locator("[type=range]")).to_have_value("0")  # the first stage of the first round
         playwright.expect(page.locator(".position")).to_contain_text("round 1 of ")
+
+
+def test_who_runs_the_prompt_in_step_mode_by_a_key_can_run_it_again(server, visit):
+    page = visit(server, f"{RUN}&view=step")
+    button = page.locator("main [data-run]")
+    button.focus()
+    for _ in range(2):
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=Run again")
+        playwright.expect(button).to_be_focused()

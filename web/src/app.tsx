@@ -166,7 +166,7 @@ export function App() {
         if (chosen) setView(chosen[0]);
         else if (event.key === "?") setShowHelp(true);
         else if (event.key.toLowerCase() === "t") setTheme(toggleTheme());
-        else if (event.key.toLowerCase() === "s") setShowSettings((old) => !old);
+        else if (event.key.toLowerCase() === "s" && view !== "dashboard") setShowSettings((old) => !old);
       }
     };
     window.addEventListener("keydown", pressed);
