@@ -362,3 +362,15 @@ def test_who_runs_the_prompt_in_step_mode_by_a_key_can_run_it_again(server, visi
         page.keyboard.press("Enter")
         page.wait_for_selector("text=Run again")
         playwright.expect(button).to_be_focused()
+
+
+def test_the_link_of_a_race_is_of_what_is_raced(server, visit):
+    page = visit(server, RUN, reduced_motion="reduce")
+    run(page)
+    page.fill("textarea", "another")
+    page.click("#tab-race")
+    assert "prompt=another&" in page.evaluate("location.hash")
+    page.fill("#settings [name=seed]", "7")
+    page.click("[data-run]")
+    page.wait_for_selector(".verdict")
+    assert "seed=7&" in page.evaluate("location.hash")

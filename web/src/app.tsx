@@ -148,8 +148,9 @@ export function App() {
     setView("step");
   };
 
+  // A race is of the present settings, whatever ran before.
   useEffect(() => {
-    if (run.end || view !== "dashboard") history.replaceState(null, "", toFragment(ranWith ?? settings, view));
+    if (run.end || view !== "dashboard") link((view !== "race" && ranWith) || settings);
   }, [view]);
 
   useEffect(() => {
@@ -225,7 +226,7 @@ export function App() {
             />
           )}
           {view === "step" && <Step run={run} ranWith={ranWith} ready={ready(settings)} round={round} setRound={setRound} start={start} stop={stop} />}
-          {view === "race" && <Race settings={settings} status={status} race={race} setRace={setRace} settle={settle} failed={recheck} />}
+          {view === "race" && <Race settings={settings} status={status} race={race} setRace={setRace} settle={settle} begins={() => link()} failed={recheck} />}
           {view === "dashboard" && <Dashboard refused={recheck} />}
         </main>
         {showSettings && view !== "dashboard" && (
