@@ -369,7 +369,7 @@ def test_the_link_of_a_race_is_of_what_is_raced(server, visit):
     run(page)
     page.fill("textarea", "another")
     page.click("#tab-race")
-    assert "prompt=another&" in page.evaluate("location.hash")
+    page.wait_for_function("location.hash.includes('prompt=another&')")
     page.fill("#settings [name=seed]", "7")
     page.click("[data-run]")
     page.wait_for_selector(".verdict")
