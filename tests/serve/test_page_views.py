@@ -147,6 +147,22 @@ def test_a_key_that_no_server_takes_does_not_lock_the_page(visit):
         page.wait_for_selector("h1 small")
 
 
+def test_a_late_refusal_of_the_key_before_is_not_told(visit):
+    with serving(tiny_engine(), api_keys=("secret",)) as server:
+        page = visit(server, RUN, expected=401)
+        status, held = "**/v1/foretoken/status", []
+        page.route(status, lambda route: route.continue_() if held else held.append(route))
+        with page.expect_request(status):
+            page.click("[data-run]")
+        page.fill("[name=key]", "secret")
+        page.click(".trouble button")
+        page.wait_for_selector("h1 small")
+        with page.expect_response(status):
+            held[0].continue_()
+        page.evaluate("new Promise(done => setTimeout(done, 100))")
+        assert page.locator(".trouble").count() == 0
+
+
 @pytest.mark.parametrize("view", ["write", "race", "dashboard"])
 def test_a_server_that_comes_to_want_another_key_is_given_one(visit, view):
     with serving(tiny_engine(), api_keys=("secret",)) as server:

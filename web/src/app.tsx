@@ -62,13 +62,16 @@ export function App() {
   };
 
   // Unasked, it tells only that a key is wanted: that a server can't be reached, the view tells whose request failed.
+  const loads = useRef(0);
   const load = useCallback(async (wanted = true) => {
+    const own = ++loads.current;
     try {
       setStatus(await askStatus());
       setTrouble(null);
     } catch (error) {
       const key = error instanceof ApiError && error.status === 401;
       if (!key && !wanted) return;
+      if (key && own !== loads.current) return; // another key may have been given since
       const which = hasKey() ? "the server does not take this API key: give another one" : "the server asks for an API key";
       setTrouble({ message: key ? which : error instanceof ApiError ? error.message : "the server can't be reached", key });
     }
