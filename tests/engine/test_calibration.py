@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken import Engine, load
+from foretoken import Engine, SamplingParams, load
 from foretoken.drafters import Cascade, PromptLookup
 from foretoken.engine import calibration
 from tiny import tiny_llama
@@ -55,6 +55,13 @@ def test_of_slow_rounds_two_are_measured_and_the_faster_one_counts(calibrated):
     assert costs.target(1) == pytest.approx(0.060, rel=0.03)
     assert costs.target(9) == pytest.approx(0.072, rel=0.03)
     assert costs.change == 0.0
+
+
+@pytest.mark.parametrize("runner", ["hf", "native"])
+def test_a_target_of_a_few_tokens_has_nothing_to_measure(runner):
+    target, drafter = (load(tiny_llama(seed=seed, max_position_embeddings=6), runner=runner) for seed in (1, 2))
+    params = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True)
+    assert len(Engine(target, drafter).generate([1, 2], params).token_ids) == 2
 
 
 def test_a_change_of_width_costs_what_the_rounds_after_it_take_longer():

@@ -147,6 +147,22 @@ def test_a_key_that_no_server_takes_does_not_lock_the_page(visit):
         page.wait_for_selector("h1 small")
 
 
+def test_a_late_refusal_of_the_key_before_is_not_told(visit):
+    with serving(tiny_engine(), api_keys=("secret",)) as server:
+        page = visit(server, RUN, expected=401)
+        status, held = "**/v1/foretoken/status", []
+        page.route(status, lambda route: route.continue_() if held else held.append(route))
+        with page.expect_request(status):
+            page.click("[data-run]")
+        page.fill("[name=key]", "secret")
+        page.click(".trouble button")
+        page.wait_for_selector("h1 small")
+        with page.expect_response(status):
+            held[0].continue_()
+        page.evaluate("new Promise(done => setTimeout(done, 100))")
+        assert page.locator(".trouble").count() == 0
+
+
 @pytest.mark.parametrize("view", ["write", "race", "dashboard"])
 def test_a_server_that_comes_to_want_another_key_is_given_one(visit, view):
     with serving(tiny_engine(), api_keys=("secret",)) as server:
@@ -306,6 +322,24 @@ def test_keys_do_nothing_behind_the_list_of_keys(server, visit):
     assert page.locator("#tab-write").get_attribute("aria-current") == "page"
     assert page.locator("html").get_attribute("data-theme") == theme
     assert page.locator("article, [aria-busy=true]").count() == 0
+    run(page)
+    page.click("#tab-step")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    for key in ("ArrowRight", "End"):
+        page.keyboard.press(key)
+    page.keyboard.press("Escape")
+    playwright.expect(page.locator("dialog")).to_have_count(0)
+    assert page.locator("[type=range]").input_value() == "0"
+
+
+def test_the_settings_stay_as_they_are_where_there_is_no_place_for_them(server, visit):
+    page = visit(server, "#view=dashboard")
+    page.wait_for_selector(".tiles")
+    page.keyboard.press("s")
+    page.keyboard.press("1")
+    page.wait_for_selector(".write")
+    assert page.locator("#settings").count() == 1
 
 
 def test_an_answer_that_is_asked_for_again_in_vain_is_kept(server, visit):
@@ -332,4 +366,27 @@ def test_a_run_can_be_begun_from_step_mode(server, visit):
             begin()
         assert asked.value.post_data_json["seed"] == 5
         page.wait_for_selector("text=Run again")
+        playwright.expect(page.locator("[type=range]")).to_have_value("0")  # the first stage of the first round
         playwright.expect(page.locator(".position")).to_contain_text("round 1 of ")
+
+
+def test_who_runs_the_prompt_in_step_mode_by_a_key_can_run_it_again(server, visit):
+    page = visit(server, f"{RUN}&view=step")
+    button = page.locator("main [data-run]")
+    button.focus()
+    for _ in range(2):
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=Run again")
+        playwright.expect(button).to_be_focused()
+
+
+def test_the_link_of_a_race_is_of_what_is_raced(server, visit):
+    page = visit(server, RUN, reduced_motion="reduce")
+    run(page)
+    page.fill("textarea", "another")
+    page.click("#tab-race")
+    page.wait_for_function("location.hash.includes('prompt=another&')")
+    page.fill("#settings [name=seed]", "7")
+    page.click("[data-run]")
+    page.wait_for_selector(".verdict")
+    assert "seed=7&" in page.evaluate("location.hash")

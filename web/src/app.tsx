@@ -62,13 +62,16 @@ export function App() {
   };
 
   // Unasked, it tells only that a key is wanted: that a server can't be reached, the view tells whose request failed.
+  const loads = useRef(0);
   const load = useCallback(async (wanted = true) => {
+    const own = ++loads.current;
     try {
       setStatus(await askStatus());
       setTrouble(null);
     } catch (error) {
       const key = error instanceof ApiError && error.status === 401;
       if (!key && !wanted) return;
+      if (key && own !== loads.current) return; // another key may have been given since
       const which = hasKey() ? "the server does not take this API key: give another one" : "the server asks for an API key";
       setTrouble({ message: key ? which : error instanceof ApiError ? error.message : "the server can't be reached", key });
     }
@@ -148,8 +151,9 @@ export function App() {
     setView("step");
   };
 
+  // A race is of the present settings, whatever ran before.
   useEffect(() => {
-    if (run.end || view !== "dashboard") history.replaceState(null, "", toFragment(ranWith ?? settings, view));
+    if (run.end || view !== "dashboard") link((view !== "race" && ranWith) || settings);
   }, [view]);
 
   useEffect(() => {
@@ -166,7 +170,7 @@ export function App() {
         if (chosen) setView(chosen[0]);
         else if (event.key === "?") setShowHelp(true);
         else if (event.key.toLowerCase() === "t") setTheme(toggleTheme());
-        else if (event.key.toLowerCase() === "s") setShowSettings((old) => !old);
+        else if (event.key.toLowerCase() === "s" && view !== "dashboard") setShowSettings((old) => !old);
       }
     };
     window.addEventListener("keydown", pressed);
@@ -225,7 +229,7 @@ export function App() {
             />
           )}
           {view === "step" && <Step run={run} ranWith={ranWith} ready={ready(settings)} round={round} setRound={setRound} start={start} stop={stop} />}
-          {view === "race" && <Race settings={settings} status={status} race={race} setRace={setRace} settle={settle} failed={recheck} />}
+          {view === "race" && <Race settings={settings} status={status} race={race} setRace={setRace} settle={settle} begins={() => link()} failed={recheck} />}
           {view === "dashboard" && <Dashboard refused={recheck} />}
         </main>
         {showSettings && view !== "dashboard" && (

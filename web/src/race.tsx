@@ -39,6 +39,8 @@ interface Props {
   race: RaceState;
   setRace: (change: (old: RaceState) => RaceState) => void;
   settle: () => Promise<void>;
+  /** Called as a race of these settings begins. */
+  begins: () => void;
   /** Called after an error of the server's: it may be another one, or want another key. */
   failed: () => void;
 }
@@ -47,7 +49,7 @@ interface Props {
  * The same prompt and seed in several lanes. They are measured one after another, turn by turn, so that neither slows
  * the other, and shown beside each other. `settle` stops another run, and waits until what became of it is in the settings.
  */
-export function Race({ settings, status, race, setRace, settle, failed }: Props) {
+export function Race({ settings, status, race, setRace, settle, begins, failed }: Props) {
   const { chosen, measured } = race;
   const setOthers = (lanes: Lane[]) => setRace((old) => ({ ...old, chosen: lanes }));
   const setMeasured = (found: RaceState["measured"]) => setRace((old) => ({ ...old, measured: found }));
@@ -94,6 +96,7 @@ export function Race({ settings, status, race, setRace, settle, failed }: Props)
     if (begun) void measure();
   }, [begun]);
   const measure = async () => {
+    begins();
     controller.current?.abort();
     const own = (controller.current = new AbortController());
     setError("");

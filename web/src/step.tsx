@@ -38,6 +38,14 @@ export function Step({ run, ranWith, ready, round: at, setRound, start, stop }: 
     setStage(next % STAGES.length);
   };
 
+  // Another run begins at its first stage, and leaves the focus on the button that it was begun with.
+  useLayoutEffect(() => setStage(0), [run.id]);
+  const runs = useRef<HTMLButtonElement>(null);
+  const focused = runs.current !== null && runs.current === document.activeElement;
+  useLayoutEffect(() => {
+    if (focused) runs.current?.focus();
+  });
+
   useEffect(() => {
     if (!playing) return;
     if (position >= last && !run.running) {
@@ -52,6 +60,7 @@ export function Step({ run, ranWith, ready, round: at, setRound, start, stop }: 
     const pressed = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
       if (inField(target) || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (document.querySelector("dialog[open]")) return; // as those of the page
       if (target.closest(".output")) return;
       // A button takes space for itself, but for the one that was pressed to come here.
       if (event.key === " " && !target.closest("button:not([aria-current])")) setPlaying((old) => !old);
@@ -71,7 +80,7 @@ export function Step({ run, ranWith, ready, round: at, setRound, start, stop }: 
     return (
       <div class="empty">
         <p>{ready || run.running ? "No round yet." : "No round yet, and nothing to run: type a prompt in Write."}</p>
-        <button type="button" class="primary" data-run={!run.running || undefined} disabled={!ready && !run.running} onClick={run.running ? stop : start}>
+        <button type="button" ref={runs} class="primary" data-run={!run.running || undefined} disabled={!ready && !run.running} onClick={run.running ? stop : start}>
           {run.running ? "Stop" : "Run the prompt"}
         </button>
         {run.error && <p class="error" role="alert">{run.error}</p>}
@@ -109,7 +118,7 @@ export function Step({ run, ranWith, ready, round: at, setRound, start, stop }: 
         <span class="position">
           round {round.round} of {rounds.length}
         </span>
-        <button type="button" data-run={!run.running || undefined} disabled={!ready && !run.running} onClick={run.running ? stop : start}>
+        <button type="button" ref={runs} data-run={!run.running || undefined} disabled={!ready && !run.running} onClick={run.running ? stop : start}>
           {run.running ? "Stop" : "Run again"}
         </button>
       </div>

@@ -110,7 +110,9 @@ def calibrate(
         by_turns = [0] * _BLOCK + [_WIDE] * _BLOCK
         rounds = [*_rounds(target, cascade, (-1, _WIDE), verifier, params, limits, _BLOCKS * _BLOCK, by_turns)]
         change = _change([seconds for seconds, _ in rounds])
-    together = _together(target, cascade, verifier, params, several, points[0][1]) if swept else None
+    together = None
+    if swept and points:  # a target of a few tokens has no rounds that are measured
+        together = _together(target, cascade, verifier, params, several, points[0][1])
     if (_IDLE + _REPEATS) * Line.through(points)(1 + _WIDEST) <= SECONDS:
         rounds = [*_rounds(target, cascade, (-1, _WIDEST), verifier, params, limits, _IDLE + _REPEATS)][_IDLE:]
         if rounds:

@@ -28,9 +28,8 @@ LARGEST = NODES[-1]
 
 _CHANCE = 4.0
 """Most plain rounds that a row of a batch may be behind the mean by chance. Without this, an unlucky one of four rows
-with
-the same acceptance emptied the account of all: 0.80 of the best fixed choice with half of the seeds (a small target,
-acceptance 0.8), and 0.97 with it. Without a limit, sixteen rows lost 4% where plain decoding is best."""
+with the same acceptance emptied the account of all: 0.80 of the best fixed choice with half of the seeds (a small
+target, acceptance 0.8), and 0.97 with it. Without a limit, sixteen rows lost 4% where plain decoding is best."""
 
 
 class Offer(NamedTuple):

@@ -19,8 +19,7 @@ from foretoken.policy.request import Choice, Request, Row
 
 MOST = int(PACE)
 """Most rounds for which prices hold, the one that was decided included: what a second is worth is averaged over as
-many.
-Nor do they hold for more than half of the rounds that the request has had: estimates are averages over these."""
+many. Nor do they hold for more than half of the rounds that the request has had: estimates are averages over these."""
 
 MODELS = MOST // 2
 """The same for a model's draft length; here half of the rounds in which the model has drafted for the request, since
