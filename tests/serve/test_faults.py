@@ -245,6 +245,11 @@ def test_a_signal_in_the_middle_loses_no_request_that_was_let_in(monkeypatch):
         assert ended.result(LONGEST) is True
 
 
+async def never(*_) -> None:
+    """As `asyncio.Server.wait_closed` is from Python 3.12 on, while a connection is open."""
+    await asyncio.Event().wait()
+
+
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
@@ -253,6 +258,8 @@ def test_what_still_runs_after_the_grace_time_or_a_second_signal_is_told_so(monk
     settings = ServeSettings(model=MODEL)
     monkeypatch.setattr("signal.signal", lambda *_: None)  # not the main thread
     monkeypatch.setattr("foretoken.serve.lifecycle._TO_TELL", float(LONGEST))  # however busy the machine is
+    if again:
+        monkeypatch.setattr("asyncio.base_events.Server.wait_closed", never)
     app = create_app(hosted(engine, settings) if apart else engine, settings)
     listener = listen("127.0.0.1", 0)
     running = Running(listener.getsockname()[1], app.state.service)
