@@ -14,7 +14,7 @@ from byte_table import ByteTable
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, GrammarLimits, SamplingParams, load
 from foretoken.drafters import PromptLookup
-from foretoken.errors import ParameterError
+from foretoken.errors import GrammarError, ParameterError
 from foretoken.limits import Limits
 from foretoken.sampling import GrammarCompiler, GrammarMatcher, mask_logits
 from tiny import tiny_llama
@@ -206,7 +206,7 @@ def test_a_lark_grammar_may_name_tokens(special):
     """Outside of its strings, expressions and comments."""
     tokenizer = with_tokens(byte_bpe(), "<think>", special=special)
     think = tokenizer.convert_tokens_to_ids("<think>")
-    source = 'start: <think> "\\"<think>" /a<think>\\/b/ end // <think>"\nend: "<think>" # "\n'
+    source = 'start: <think> "\\"<think>" /a<think>\\/b\n<think>/ end // <think>"\nend: "<think>" # "\n'
     compiler = GrammarCompiler(tokenizer, len(tokenizer), (tokenizer.eos_token_id,), "tiny")
     matcher = compiler.matcher(Grammar.lark(source))
     tokens = []
@@ -215,8 +215,17 @@ def test_a_lark_grammar_may_name_tokens(special):
         consume(matcher, [token])
         tokens.append(token)
     assert tokens[0] == think
-    assert tokens.count(think) == (1 if special else 4)
-    assert b"".join(map(compiler.token_bytes, tokens)) == b'<think>"<think>a<think>/b<think>'
+    assert tokens.count(think) == (1 if special else 5)
+    assert b"".join(map(compiler.token_bytes, tokens)) == b'<think>"<think>a<think>/b\n<think><think>'
+
+
+@pytest.mark.parametrize("mark", ['"', "/"])
+def test_a_lark_grammar_that_closes_nothing_is_refused_at_once(mark):
+    """Not in a time that grows with the square of its length, in which no other request would go on: minutes."""
+    tokenizer = byte_bpe()
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), (tokenizer.eos_token_id,), "tiny")
+    with pytest.raises(GrammarError, match="lexer error"):
+        compiler.matcher(Grammar.lark(f"start: {mark}" + f"\\{mark}" * 400_000))
 
 
 def test_a_tokenizer_that_puts_a_space_before_a_text_is_used_without_it():

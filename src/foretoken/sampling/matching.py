@@ -18,8 +18,9 @@ from foretoken.errors import GrammarError, install_extra, shown
 from foretoken.sampling.grammar import Grammar
 
 _KEPT = 64  # compiled grammars that are kept for further requests
-_NAMED = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*|<[^<>\s]+>')
-"""In a Lark grammar: strings, expressions and comments; and the names of tokens, outside of these."""
+_NAMED = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\])+/?|(?://|#)[^\n]*|<[^<>\s]+>')
+"""In a Lark grammar: strings, expressions and comments; and the names of tokens, outside of these. One that is not
+closed is found, too: to look for its end from each quote in it would take the square of its length."""
 
 
 @runtime_checkable
