@@ -228,6 +228,24 @@ def test_a_lark_grammar_that_closes_nothing_is_refused_at_once(mark):
         compiler.matcher(Grammar.lark(f"start: {mark}" + f"\\{mark}" * 400_000))
 
 
+def test_of_a_long_text_that_must_follow_the_beginning_alone_is_tokenized_for_each_token():
+    """Else each token takes as long as the whole text, and the text a time that grows with the square of its length."""
+    asked = []
+
+    class Counting(ByteTable):
+        def encode_bytes(self, text: bytes) -> list[int]:
+            asked.append(len(text))
+            return super().encode_bytes(text)
+
+    compiler = GrammarCompiler(Counting([b"a", b"b", b"ab", b"c"]), 4, (), "tiny")
+    matcher = compiler.matcher(Grammar.choice(["abc" * 600]))
+    for token in [2, 3] * 600:
+        assert ids(matcher.allowed([], [])[0]) == {token}
+        consume(matcher, [token])
+    assert matcher.finished
+    assert max(asked) <= 1024
+
+
 def test_a_tokenizer_that_puts_a_space_before_a_text_is_used_without_it():
     class Spaced(ByteTable):
         def encode_bytes(self, text: bytes) -> list[int]:
