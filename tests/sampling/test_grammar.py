@@ -14,7 +14,7 @@ from byte_table import ByteTable
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, GrammarLimits, SamplingParams, load
 from foretoken.drafters import PromptLookup
-from foretoken.errors import ParameterError
+from foretoken.errors import GrammarError, ParameterError
 from foretoken.limits import Limits
 from foretoken.sampling import GrammarCompiler, GrammarMatcher, mask_logits
 from tiny import tiny_llama
@@ -206,7 +206,7 @@ def test_a_lark_grammar_may_name_tokens(special):
     """Outside of its strings, expressions and comments."""
     tokenizer = with_tokens(byte_bpe(), "<think>", special=special)
     think = tokenizer.convert_tokens_to_ids("<think>")
-    source = 'start: <think> "\\"<think>" /a<think>\\/b/ end // <think>"\nend: "<think>" # "\n'
+    source = 'start: <think> "\\"<think>" /a<think>\\/b\n<think>/ end // <think>"\nend: "<think>" # "\n'
     compiler = GrammarCompiler(tokenizer, len(tokenizer), (tokenizer.eos_token_id,), "tiny")
     matcher = compiler.matcher(Grammar.lark(source))
     tokens = []
@@ -215,8 +215,35 @@ def test_a_lark_grammar_may_name_tokens(special):
         consume(matcher, [token])
         tokens.append(token)
     assert tokens[0] == think
-    assert tokens.count(think) == (1 if special else 4)
-    assert b"".join(map(compiler.token_bytes, tokens)) == b'<think>"<think>a<think>/b<think>'
+    assert tokens.count(think) == (1 if special else 5)
+    assert b"".join(map(compiler.token_bytes, tokens)) == b'<think>"<think>a<think>/b\n<think><think>'
+
+
+@pytest.mark.parametrize("mark", ['"', "/"])
+def test_a_lark_grammar_that_closes_nothing_is_refused_at_once(mark):
+    """Not in a time that grows with the square of its length, in which no other request would go on: minutes."""
+    tokenizer = byte_bpe()
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), (tokenizer.eos_token_id,), "tiny")
+    with pytest.raises(GrammarError, match="lexer error"):
+        compiler.matcher(Grammar.lark(f"start: {mark}" + f"\\{mark}" * 400_000))
+
+
+def test_of_a_long_text_that_must_follow_the_beginning_alone_is_tokenized_for_each_token():
+    """Else each token takes as long as the whole text, and the text a time that grows with the square of its length."""
+    asked = []
+
+    class Counting(ByteTable):
+        def encode_bytes(self, text: bytes) -> list[int]:
+            asked.append(len(text))
+            return super().encode_bytes(text)
+
+    compiler = GrammarCompiler(Counting([b"a", b"b", b"ab", b"c"]), 4, (), "tiny")
+    matcher = compiler.matcher(Grammar.choice(["abc" * 600]))
+    for token in [2, 3] * 600:
+        assert ids(matcher.allowed([], [])[0]) == {token}
+        consume(matcher, [token])
+    assert matcher.finished
+    assert max(asked) <= 1024
 
 
 def test_a_tokenizer_that_puts_a_space_before_a_text_is_used_without_it():

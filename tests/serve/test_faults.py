@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from foretoken import Engine
 from foretoken.engine.arrivals import Call
 from foretoken.engine.row import Row
 from foretoken.serve import ServeSettings, create_app
@@ -245,6 +246,11 @@ def test_a_signal_in_the_middle_loses_no_request_that_was_let_in(monkeypatch):
         assert ended.result(LONGEST) is True
 
 
+async def never(*_) -> None:
+    """As `asyncio.Server.wait_closed` is from Python 3.12 on, while a connection is open."""
+    await asyncio.Event().wait()
+
+
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
@@ -253,6 +259,8 @@ def test_what_still_runs_after_the_grace_time_or_a_second_signal_is_told_so(monk
     settings = ServeSettings(model=MODEL)
     monkeypatch.setattr("signal.signal", lambda *_: None)  # not the main thread
     monkeypatch.setattr("foretoken.serve.lifecycle._TO_TELL", float(LONGEST))  # however busy the machine is
+    if again:
+        monkeypatch.setattr("asyncio.base_events.Server.wait_closed", never)
     app = create_app(hosted(engine, settings) if apart else engine, settings)
     listener = listen("127.0.0.1", 0)
     running = Running(listener.getsockname()[1], app.state.service)
@@ -271,6 +279,34 @@ def test_what_still_runs_after_the_grace_time_or_a_second_signal_is_told_so(monk
         engine.open()  # a last round, without requests
         assert ended.result(LONGEST) is True
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_second_signal_within_a_long_round_is_no_error_in_the_log(monkeypatch, caplog):
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Long(Engine):
+        def step(self):
+            begun.set()
+            go_on.wait()
+            return super().step()
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # not the main thread
+    monkeypatch.setattr("foretoken.serve.lifecycle._TO_TELL", 0.05)
+    app = create_app(tiny_engine(Long), ServeSettings(model=MODEL))
+    listener = listen("127.0.0.1", 0)
+    running = Running(listener.getsockname()[1], app.state.service)
+    with ThreadPoolExecutor(2) as pool:
+        ended = pool.submit(serve, app, listener, grace=float(LONGEST))
+        answer = pool.submit(running.complete, prompt="x", max_tokens=4)
+        try:
+            assert begun.wait(LONGEST)
+            for _ in range(2):
+                app.state.server.handle_exit(15, None)
+            assert answer.result(LONGEST).status >= 500  # the server has not waited for the round
+        finally:
+            go_on.set()
+        assert ended.result(LONGEST) is True
+    assert not [record for record in caplog.records if "Traceback" in record.getMessage()]
 
 
 def test_a_request_that_comes_to_a_closed_engine_is_told_that_the_server_ends():

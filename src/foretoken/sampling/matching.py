@@ -18,8 +18,10 @@ from foretoken.errors import GrammarError, install_extra, shown
 from foretoken.sampling.grammar import Grammar
 
 _KEPT = 64  # compiled grammars that are kept for further requests
-_NAMED = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*|<[^<>\s]+>')
-"""In a Lark grammar: strings, expressions and comments; and the names of tokens, outside of these."""
+_SPELT = 1024  # bytes of a forced text that are tokenized at once: llguidance asks for each token, and uses the first
+_NAMED = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\])+/?|(?://|#)[^\n]*|<[^<>\s]+>')
+"""In a Lark grammar: strings, expressions and comments; and the names of tokens, outside of these. One that is not
+closed is found, too: to look for its end from each quote in it would take the square of its length."""
 
 
 @runtime_checkable
@@ -304,7 +306,7 @@ class _TokenTable:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        data = text if isinstance(text, bytes) else text.encode()
+        data = (text if isinstance(text, bytes) else text.encode())[: max(_SPELT, 8 * self._longest)]
         found = list(self._encode(data))
         # SentencePiece puts a space before a text: what is in the middle of an output has none.
         if b"".join(self.tokens[token] for token in found) != data:

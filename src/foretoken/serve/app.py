@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
@@ -47,7 +48,8 @@ def create_app(engine: Engine | Decoding, settings: ServeSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.open()
         yield
-        await service.aclose()
+        with suppress(asyncio.CancelledError):  # the server did not wait for a long round: no error of the application
+            await service.aclose()
 
     # Its pages of documentation load scripts from elsewhere: docs/serving.md has the API.
     app = FastAPI(title="Foretoken", version=foretoken.__version__, lifespan=lifespan, openapi_url=None)

@@ -32,6 +32,9 @@ _TO_TELL = 2.0
 """Seconds for telling the clients of requests that still run after the grace time, or at a second signal, that they are
 ended."""
 
+_LOOK_SECONDS = 0.1
+"""After which the server that waits for its requests looks whether a second signal has come."""
+
 
 def listen(host: str, port: int, send_seconds: float | None = None) -> socket.socket:
     """A socket that listens: connections wait in its queue until somebody serves.
@@ -201,13 +204,25 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for what runs. uvicorn cancels what is left, whose clients would see a closed connection, or a 500."""
         ending = asyncio.create_task(self._end_requests())
+        # Even after a second signal it may wait for all connections to close: from Python 3.12 on, a listener does.
+        closing = asyncio.create_task(super().shutdown(sockets))
         try:
-            await super().shutdown(sockets)
-            if self.force_exit:  # uvicorn leaves all as it is, and logs each task that is cancelled as one that failed
+            while not (self.force_exit or closing.done()):
+                await asyncio.wait([closing], timeout=_LOOK_SECONDS)
+            if self.force_exit:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self.lifespan.shutdown(), _TO_TELL)
+                    await asyncio.wait_for(self._tell(), _TO_TELL)
+            else:
+                await closing
         finally:
             ending.cancel()
+            closing.cancel()
+
+    async def _tell(self) -> None:
+        """End all requests, and wait until clients are told so: uvicorn logs each task that is cancelled as failed."""
+        await self.lifespan.shutdown()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks)
 
     async def _end_requests(self) -> None:
         await asyncio.sleep(self._grace)
