@@ -249,6 +249,21 @@ def test_the_shipped_pair_generates_without_transformers():
     assert not found & heavy
 
 
+def test_traces_and_json_of_the_shipped_pair_need_no_transformers():
+    code = (
+        "import os, sys\n"
+        "from foretoken.cli import main\n"
+        "shown, sys.stdout = sys.stdout, open(os.devnull, 'w')\n"
+        "sys.argv[1:] = 'generate hello --raw -n 4 --seed 1 --trace --json --logprobs 1'.split()\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as ended:\n"
+        "    assert not ended.code\n"
+        "sys.stdout = shown"
+    )
+    assert "transformers" not in imported(code)
+
+
 @pytest.mark.parametrize(
     ("files", "kind"),
     [

@@ -17,6 +17,7 @@ from foretoken.cli import render
 from foretoken.cli.answer import Answer, run
 from foretoken.cli.checks import AUTO
 from foretoken.cli.compare import Comparison, alternate, plain_engine, relation, warm_up
+from foretoken.cli.json_output import token_text
 from foretoken.cli.screen import has_colour
 from foretoken.engine.outputs import StreamEvent
 from foretoken.errors import ForetokenError
@@ -129,13 +130,11 @@ def _show(scene: Scene, engine: Engine, console: Console) -> None:
 
 def _trace(answer: Answer, engine: Engine, console: Console) -> None:
     coloured = has_colour(console) or console.record
-    tokenizer = engine.target.tokenizer
-    assert tokenizer is not None
     rounds = answer.rounds[:TRACED_ROUNDS]
     console.print(f"The first {len(rounds)} rounds:", style="dim")
     console.print(render.trace_header(False, coloured))
     for number, event in enumerate(rounds, start=1):
-        line = render.trace_line(number, event, lambda token: str(tokenizer.decode([token])), False, coloured)
+        line = render.trace_line(number, event, lambda token: token_text(engine, token), False, coloured)
         console.print(line)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.cli.answer import Answer
 from foretoken.cli.screen import Screen
+from foretoken.engine import detokenizer
 from foretoken.engine.outputs import DecodeStats, TokenLogprob
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ def stats_json(stats: DecodeStats) -> dict[str, Any]:
 
 def token_text(engine: Engine, token_id: int) -> str:
     """One token's text; empty without a tokenizer."""
-    tokenizer: Any = engine.target.tokenizer
-    return "" if tokenizer is None else str(tokenizer.decode([token_id]))
+    return detokenizer.token_text(engine.target.tokenizer, token_id)
 
 
 def _logprobs(engine: Engine, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

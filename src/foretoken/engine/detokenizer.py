@@ -138,6 +138,11 @@ def _texts_of(tokenizer: Any, skip_special: bool) -> dict[int, str]:
     return of_tokenizer.setdefault(skip_special, {})
 
 
+def token_text(tokenizer: Any, token: int) -> str:
+    """The string of one token by itself, special tokens included; empty where `tokenizer` is None."""
+    return "" if tokenizer is None else _decode(tokenizer, [token], skip_special=False)
+
+
 def _decode(tokenizer: Any, tokens: list[int], skip_special: bool) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 

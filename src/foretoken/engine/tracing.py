@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.engine.detokenizer import token_text
 from foretoken.engine.membership import Membership
 from foretoken.engine.outputs import Candidate, DraftedToken, RoundTrace
 from foretoken.engine.row import Row
@@ -157,7 +158,7 @@ class _Trace:
 
     def _text(self, token: int) -> str:
         try:
-            return "" if self._tokenizer is None else str(self._tokenizer.decode([token]))
+            return token_text(self._tokenizer, token)
         except Exception:  # of a tokenizer that does not know all of the model's tokens
             return ""
 

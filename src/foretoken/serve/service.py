@@ -16,6 +16,7 @@ from time import monotonic, time
 from typing import Any, TypeVar
 
 from foretoken.engine.arguments import numbered
+from foretoken.engine.detokenizer import token_text
 from foretoken.engine.outputs import Completion, DecodeStats, StreamEvent
 from foretoken.engine.streams import Streams
 from foretoken.sampling import SamplingParams
@@ -76,9 +77,7 @@ class Service:
         mark = None if tokenizer is None else tokenizer.get_vocab().get(CALL_MARK)
         self.marks_are_special = mark is not None and self.is_special(mark)
         """Whether the mark before a call is a special token, which texts are without."""
-        self.token_text = lru_cache(maxsize=self.target.vocab_size)(
-            lambda token: "" if tokenizer is None else str(tokenizer.decode([token]))
-        )
+        self.token_text = lru_cache(maxsize=self.target.vocab_size)(lambda token: token_text(tokenizer, token))
         """The string of one token; empty for a target without a tokenizer."""
         self.token_bytes = lru_cache(maxsize=self.target.vocab_size)(self._bytes_of)
         """The bytes that one token adds to the text."""
