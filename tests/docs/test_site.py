@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -57,3 +58,17 @@ def test_the_public_names_are_in_the_reference(site):
         if name not in ("__version__", "drafters", "verify") and f'id="foretoken.{name}"' not in reference
     ]
     assert not missing
+
+
+def test_all_that_a_drafter_of_ones_own_may_define_is_in_the_reference(site):
+    from foretoken.drafters import Drafter
+
+    page = (site / "api" / "drafters" / "index.html").read_text(encoding="utf-8")
+    own = [
+        f"{base.__module__}.{base.__name__}.{name}"
+        for base in Drafter.__mro__
+        for name, member in vars(base).items()
+        if not name.startswith("_") and isinstance(member, FunctionType)
+    ]
+    assert len(own) > 10
+    assert not [name for name in own if f'id="{name}"' not in page]

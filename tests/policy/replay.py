@@ -49,6 +49,7 @@ class Machine:
         patience: of `PassWidths`, which pads passes where a change costs anything.
         free: of making and judging a token of the drafts that cost no model's call, and as much for each row.
         apart: of a round, beside plain passes that go together in one.
+        back: of plain passes behind a wider one, besides `change`.
     """
 
     overhead: float
@@ -66,6 +67,7 @@ class Machine:
     patience: int = 0
     free: float = 0.0
     apart: float = 0.0
+    back: float = 0.0
 
     def target(self, positions: int) -> float:
         slow = 1.25 if positions >= self.kernel else 1.0
@@ -95,6 +97,11 @@ class Passes:
         self._widths.fit(sum(len(one.prompt) for one in batch))
 
     @property
+    def last(self) -> int:
+        """How wide the last pass was."""
+        return self._widths.last
+
+    @property
     def told(self) -> tuple[int, int] | None:
         """What `Policy.choose` is told."""
         return (self._widths.last, 1) if self.tells else None
@@ -110,6 +117,7 @@ class Passes:
         changed = width != last
         self.changes += changed
         seconds = self._machine.target(width) + self._machine.change * changed
+        seconds += self._machine.back * (width < last)
         return (width, changed, seconds) if self.tells else (positions, False, seconds)
 
 
@@ -239,6 +247,7 @@ class Engine:
     error: float = 1.0
     reproducible: bool = False
     assumed: Costs | None = None
+    follows: bool = False
     kinds: dict[str, Kind] = field(default_factory=lambda: {LOOKUP_AT: LOOKUP, MODEL_AT: MODEL})
 
     def __post_init__(self) -> None:
@@ -289,9 +298,21 @@ class Engine:
         self.passes.prefill(batch)
         done, spent, unseen = [1] * len(batch), 0.0, [len(one.prompt) + 1 for one in batch]
         followed, together, drafted = [False] * len(batch), 0, False
+        shadow: list[bool] = []
+        told = None
+        if self.follows:
+            policy.lessons._prompted = policy.lessons._widened = True
         while live := [row for row, one in enumerate(batch) if done[row] < len(one.tokens)]:
             rows = []
+            if told is None:
+                shadow = []
+            if shadow and (requests[0].copying.called or len(shadow) >= 16):
+                policy.passed(requests[0], shadow, told) and requests[0].copying.call()
+                shadow = []
             rest = policy.resting([requests[row] for row in live])
+            if shadow and not all(rest):
+                policy.passed(requests[0], shadow, told)
+                shadow = []
             resting = [row for row, rests in zip(live, rest, strict=True) if rests]
             live = [row for row, rests in zip(live, rest, strict=True) if not rests]
             policy.ask([requests[row] for row in live], len(resting))
@@ -309,6 +330,20 @@ class Engine:
             held = policy.choose(rows, self.passes.told, len(resting))
             prices = policy.prices(rows[0], 0.0) if self._is_steady(rows, resting) else None
             positions, asked, lag, longest, emitted = len(resting), 0, 0, 0, []
+            if self.follows and len(batch) == 1 and resting and not rows:
+                if not shadow:
+                    told = policy.following(requests[0])
+                if told is not None:
+                    requests[0].copying.follow()
+                    one, at = batch[0], done[0]
+                    shadow.append(one.lookups[at][1] > 0)
+                    if policy.asking.balance >= 0.0 and at + 2 < len(one.tokens):
+                        match, room = one.lookups[at + 1][0], min(LONGEST, len(one.tokens) - at - 2)
+                        if match:
+                            reach = requests[0].acceptance[self.drafters.index(LOOKUP_AT)].reach(room, match)
+                            gain = told.gain(reach)
+                            if told.pays(gain):
+                                requests[0].copying.call(gain)
             for row in resting:
                 unseen[row], followed[row], done[row] = unseen[row] + 1, False, done[row] + 1
             model = self.drafters.index(MODEL_AT) if MODEL_AT in self.drafters else -2
@@ -336,9 +371,14 @@ class Engine:
                 if LOOKUP_AT in self.drafters and state.request.asked:
                     state.request.foreseen = [ahead > 0 for _, ahead in one.lookups[at : at + 1 + right]]
                 done[row] += 1 + right
+            before = self.passes.last
             width, changed, passed = self.passes.run(positions, held)
             passed *= self.first(LOOKUP_AT, width)
-            goes_on = machine.apart > 0.0 and not rows and not changed
+            goes_on = (
+                machine.apart > 0.0 and not rows and (not changed or (self.follows and width < before and done[0] > 2))
+            )
+            if goes_on and changed:
+                policy.costs.returned(self.measured(machine.change + machine.back))
             if goes_on:
                 together += 1
             elif together:
@@ -364,6 +404,8 @@ class Engine:
             policy.lessons.learn(rows, emitted, width, calls, took, copied, changed=changed, beside=len(resting))
             if prices is not None:
                 spent += self._steadily(batch[live[0]], rows[0], prices, done, live[0])
+        if shadow and told is not None:
+            policy.passed(requests[0], shadow, told)
         return spent
 
     def _is_steady(self, rows: list[Row], resting: list[int]) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft, check_proposal
 from foretoken.drafters.per_sequence import PerSequence
+from foretoken.drafters.plain_rounds import PlainRounds
 from foretoken.drafters.tree_plan import TreePlan
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.sampling import Sampler
@@ -88,7 +89,7 @@ class Batch:
         return self.trees[row] and not (self.drawn_only and self.drawn_only[row])
 
 
-class Drafter(ABC):
+class Drafter(PlainRounds, ABC):
     """Proposes tokens, which the target then verifies.
 
     A drafter of your own implements `propose`; everything else has a default. Rows may join, leave or change places
@@ -230,38 +231,6 @@ class Drafter(ABC):
 
         Raises:
             ForetokenError: it can't.
-        """
-        return
-
-    def idle_rounds(self) -> int:
-        """Rounds, this one included, in which the drafter has nothing to propose and nothing to learn; 1 by default.
-
-        Called after an empty proposal. The engine may then make as many passes in this round, and call `observe_idle`
-        instead of `observe` and `observe_seconds`.
-        """
-        return 1
-
-    @property
-    def may_rest(self) -> bool:
-        """Whether `rest` may return such rounds after this one, for which nothing was proposed."""
-        return False
-
-    def rest(self, batch: Batch, limits: AbstractSequence[int]) -> int:
-        """Begin the next round, in place of `propose`, if its proposal is known to be empty.
-
-        Called at the end of a round of a single row.
-
-        Returns:
-            The `idle_rounds` of the round that is begun; 0 if none is, so that `propose` will be called.
-        """
-        return 0
-
-    def observe_idle(self, rounds: int, seconds: float) -> None:
-        """Count a round in which several of the `idle_rounds` went together; called at its end.
-
-        Args:
-            rounds: how many, at least 1.
-            seconds: that so many passes take in plain decoding; where there was one pass, those of the whole round.
         """
         return
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter, proposal
 from foretoken.drafters.cascade_costs import Assumed
+from foretoken.drafters.cascade_rests import CascadeRests
 from foretoken.drafters.cascade_rounds import Round, Saved, Sleep, State, barred_in, kinds_of, offers_of
 from foretoken.drafters.cascade_steady import SteadyRounds
 from foretoken.drafters.chains import extended, in_one_call, joined
@@ -30,7 +31,7 @@ from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
 
-class Cascade(Drafter):
+class Cascade(CascadeRests):
     """Drafts with the drafter and the draft length with the largest expected gain; see `foretoken.policy`.
 
     Drafters that copy or look up tokens (`Drafter.matches`, `Drafter.estimates`) are free, they cost next to nothing:
@@ -88,6 +89,7 @@ class Cascade(Drafter):
         self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
         self._round: Round | None = None
         self._steady: SteadyRounds | None = None
+        self._followed = None
         self._sleep, self._saved, self._learning = Sleep(), Saved(), 0.0  # the last: seconds of learning from a round
         self._assumed = Assumed.of(self.drafters, costs, None, together=self._left_alone)
         self.policy = self._new_policy(None)
@@ -146,7 +148,7 @@ class Cascade(Drafter):
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""
-        size = len(limits)
+        size, self._followed = len(limits), None  # what a round that failed has left behind
         if self._steady is not None:
             if self._steady.holds(batch, limits[0]):
                 return self._steady.propose(batch, limits[0], self._widths(self.hidden_layers))
@@ -339,7 +341,7 @@ class Cascade(Drafter):
         if now is None or len(now.emitted) < len(now.awake):  # a round that failed
             return
         if seconds is not None and self._sleep.counts(now, self.policy):
-            return
+            return self._over_alone(now)
         self._sleep.tell(self.policy)
         if seconds is not None:
             seconds = max(seconds - sum([call[4] for call in now.calls]) - now.copied, 0.0)
@@ -350,36 +352,9 @@ class Cascade(Drafter):
         )
         if rows:
             self._learning = self.clock() - start
+        if seconds is not None:  # a round that prefills has one pass in every row
+            self._over_alone(now)
         self._saved.after(self.policy)
-
-    def idle_rounds(self) -> int:
-        """Those in which all rows rest."""
-        now = self._round
-        return max(1, self._sleep.left(self.policy)) if now is not None and now.is_rest else 1
-
-    @property
-    def may_rest(self) -> bool:
-        """Whether the next rounds may be plain ones that are as wide as this one."""
-        widths = self._widths(self.hidden_layers)
-        narrow = widths is None or widths.last == (widths.narrow or (widths.least,))[0] == widths.least
-        decided = self._steady is None and self._round is not None and bool(self._round.turns)
-        return decided and narrow and self._left_alone
-
-    def rest(self, batch: Batch, limits: AbstractSequence[int]) -> int:
-        """Rounds in which all rows rest, if they do; the first of them is begun."""
-        requests = [state.request for state in map(self._states.get, batch.sequences) if state is not None]
-        if any(batch.exact) or not self.policy.rests.all_rest(requests) or not all(self.policy.resting(requests)):
-            return 0
-        self._sleep = Sleep.of(batch.sequences, requests, self.policy)
-        self._round = self._sleep.round(batch.sequences, self._widths(self.hidden_layers), self.policy)
-        return self.idle_rounds()
-
-    def observe_idle(self, rounds: int, seconds: float) -> None:
-        """Count the rounds in which all rows rested."""
-        now, self._round = self._round, None
-        if now is not None:
-            self._sleep.over(now, self.policy, rounds, seconds, self._widths(self.hidden_layers))
-            self._saved.after(self.policy, rounds)
 
     def _state(self, batch: Batch, row: int) -> State:
         sequence = batch.sequences[row]

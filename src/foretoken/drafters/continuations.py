@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from foretoken.drafters.automaton import ROOT, SuffixAutomaton
@@ -57,6 +59,7 @@ _SUCCESSOR_ALONE = 0.3  # the first one, where nothing can be copied
 _COPY, _SUCCESSOR = 0, 1
 
 _WEIGHT = 8.0  # candidates that a prior rate counts as
+_REUSED = 16  # calls of `shortest_with` of which one computes, where nothing else has changed
 _KEEP = 1.0 - 1.0 / 200.0  # what is left of a candidate's weight after each further one of its class
 
 
@@ -107,6 +110,10 @@ _KEYS = tuple(
 )
 """Classes by that of the match, all but the last."""
 
+_LONGEST_KEYS = tuple(
+    _pack(_COPY, _LONGEST, 0, several, agreement) for several in (False, True) for agreement in range(3)
+)
+
 
 class AcceptanceRates:
     """How often candidates of each class were right, discounted: the past weighs less the longer ago it is.
@@ -120,6 +127,8 @@ class AcceptanceRates:
         self._levels: list[tuple[list[float], list[float]]] = [*(parent._levels if parent else ()), own]
         """From the first parent down to these rates: by class, how many candidates were right, and how many there were.
         A loop takes half the time of calls from one to the next."""
+        self._shortest: tuple[int, list[float]] | None = None  # of the last calls of `shortest_with`
+        self._needed, self._used = (0, 0), 0
 
     def rate(self, key: int) -> float:
         """The chance that a candidate of this class is the next token, between 0 and 1."""
@@ -138,6 +147,31 @@ class AcceptanceRates:
                 return _BUCKETS.index(bucket)
         return len(_BUCKETS)
 
+    def shortest_with(self, needs: float, limit: int) -> tuple[int, list[float]]:
+        """What at best is expected of drafts of `limit` tokens, by the match that they begin with.
+
+        Args:
+            needs: expected right tokens of a draft.
+            limit: most tokens.
+
+        Returns:
+            Length of the shortest match whose best draft has `needs` right tokens; the longest class always counts as
+            one. And by class of a match, the right tokens of its best draft for each first one that is right.
+        """
+        self._used += 1
+        if self._shortest is not None and self._used % _REUSED and self._needed == (round(2.0 * needs), limit):
+            return self._shortest
+        best = [0.0, *(max(map(self.rate, keys)) for keys in (*_KEYS[1:], _LONGEST_KEYS))]
+        behind, shortest = [0.0] * len(best), len(_BUCKETS)
+        for kind in range(1, len(best)):
+            match = _BUCKETS.index(kind) if kind < _LONGEST else len(_BUCKETS)
+            later = [best[match_class(length)] for length in range(match + 1, match + limit)]
+            behind[kind] = 1.0 + sum(accumulate(later, mul))
+            if best[kind] * behind[kind] >= needs:
+                shortest = min(shortest, match)
+        self._shortest, self._needed = (shortest, behind), (round(2.0 * needs), limit)
+        return self._shortest
+
     def judge(self, candidates: Sequence[Candidate], token: int) -> int:
         """Learn from the next token, which makes each of the candidates right or wrong.
 
@@ -150,6 +184,11 @@ class AcceptanceRates:
                 right[key] = right[key] * _KEEP + (one == token)
                 seen[key] = seen[key] * _KEEP + 1.0
         return likeliest
+
+
+def match_class(match: int) -> int:
+    """The class of a match of so many tokens, which rates depend on."""
+    return _BUCKETS[match] if match < len(_BUCKETS) else _LONGEST
 
 
 def ends_as_before(tokens: Sequence[int], count: int) -> bool:

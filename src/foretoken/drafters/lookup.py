@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as AbstractSequence
 
 from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch
-from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations, ends_as_before
+from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations, ends_as_before, match_class
 from foretoken.drafters.other_requests import OtherRequests
 from foretoken.drafters.per_sequence import PerSequence
+from foretoken.drafters.plain_rounds import Follower
 from foretoken.drafters.sharing import Participants, SharingDrafter
 from foretoken.sampling.params import check_integer
 from foretoken.sampling.vocabulary import topk
@@ -21,6 +22,12 @@ from foretoken.verify.base import Verdict
 _SHORT = 256
 """Tokens of the longest prompt, source included, that is not read until it has a match. A search in so many takes some
 10 µs in every round that asks. Longer prompts are read in their prefill's round: others have no time for that."""
+
+_SEARCHED = 1024
+"""Tokens of the longest sequence in which followed tokens are searched for; in longer ones each is read."""
+
+_REPEATED = 3
+"""Tokens of the shortest match for which a sequence that is followed is read: pairs repeat all the time."""
 
 
 class Lookup(SharingDrafter):
@@ -109,6 +116,22 @@ class Lookup(SharingDrafter):
             for node in (*range(len(nodes)), *path):
                 known.scored(nodes[node], likeliest[row][node])
 
+    def follow(
+        self,
+        batch: Batch,
+        limit: int,
+        least: float,
+        needs: float,
+        pays: Callable[[AbstractSequence[float]], bool],
+    ) -> Follower:
+        """See `Drafter.follow`."""
+        sequence, shared = batch.sequences[0], self._participants.takes_part(batch, 0)
+        state, rates, limits = self._sequences[sequence], self._engine[sequence.params.greedy], (limit, least, needs)
+        # Not the batch: a round that fails leaves its follower behind, and the target's KV cache would live as long.
+        follower = _Follower([*sequence.context], lambda: self._read(sequence, shared), state, rates, limits, pays)
+        follower.searches = self._others is None or not shared
+        return follower
+
     def forget(self) -> None:
         """See `SharingDrafter`. The participants stay, since the measured rates stay, too."""
         if self._others is not None:
@@ -127,10 +150,12 @@ class Lookup(SharingDrafter):
 
     def _continuations(self, batch: Batch, row: int) -> Continuations:
         """The row's state, up to date with its sequence."""
-        sequence = batch.sequences[row]
+        return self._read(batch.sequences[row], self._participants.takes_part(batch, row))
+
+    def _read(self, sequence: Sequence, shared: bool) -> Continuations:
+        """A sequence's state, up to date with it; `shared` as `Participants.takes_part` says."""
         state = self._sequences[sequence]
         if state.known is None or len(state.known) > len(sequence.context):
-            shared = self._participants.takes_part(batch, row)
             rates = AcceptanceRates(self._engine[sequence.params.greedy]) if shared else AcceptanceRates()
             state.known = Continuations(rates, self._others if shared else None)
             state.known.read(sequence.context)
@@ -151,6 +176,90 @@ class _State:
     def __init__(self) -> None:
         self.known: Continuations | None = None
         self.asked = True
+
+
+class _Follower(Follower):
+    """Follows a row, see `Drafter.follow`.
+
+    What is done between two passes finds its data evicted from the processor's caches. So it is done step by step: a
+    search for the last tokens (6 µs); reading of all new ones; and the draft, where its first token's rate allows what
+    it needs and the match's class has changed.
+
+    Args:
+        tokens: of the row so far.
+        read: has the row's continuations read its sequence, and returns them.
+        state: of the sequence.
+        rates: measured ones of requests like this.
+        limits: `limit`, `least` and `needs` of `Drafter.follow`.
+        pays: likewise.
+
+    Attributes:
+        searches: whether a short sequence is searched before it is read: a copy may be from nowhere else.
+    """
+
+    searches = True
+
+    def __init__(
+        self,
+        tokens: list[int],
+        read: Callable[[], Continuations],
+        state: _State,
+        rates: AcceptanceRates,
+        limits: tuple[int, float, float],
+        pays: Callable[[AbstractSequence[float]], bool],
+    ) -> None:
+        self._tokens, self._before, self._read, self._state = tokens, len(tokens), read, state
+        # A token that the drafter has observed is read already.
+        self._begin = max(self._before, len(state.known) if state.known is not None else 0)
+        (self._limit, self._least, self._needs), self._pays = limits, pays
+        self._shortest, self._behind = rates.shortest_with(self._needs, self._limit)
+        self._repeats, self._class = False, 0
+        self._foreseen: list[bool] = []
+
+    def pays_behind(self, tokens: list[int]) -> bool:
+        """See `Follower`."""
+        self._take(tokens)
+        before, self._class = self._class, 0
+        if not self._ends_as_before(_REPEATED):
+            return False
+        self._repeats = True
+        if not self._ends_as_before(self._shortest):
+            return False
+        known = self._known()
+        here = known.here()
+        self._class = match_class(here.match)
+        if self._class == before or here.match < self._shortest:
+            return False
+        first = max([known.rates.rate(key) for _, key in known.candidates(here)], default=0.0)
+        if first * self._behind[self._class] < self._needs:
+            return False
+        return self._pays(known.chain(here, self._limit, self._least)[1])
+
+    def foreseen(self, tokens: list[int]) -> list[bool]:
+        """See `Follower`."""
+        self._take(tokens)
+        if self._repeats:
+            self._known()
+        unread = len(self._tokens) - self._begin - len(self._foreseen)
+        return [False] * unread + self._foreseen
+
+    def _take(self, tokens: list[int]) -> None:
+        self._tokens += tokens[len(self._tokens) - self._before :]
+
+    def _ends_as_before(self, count: int) -> bool:
+        """Whether the last `count` tokens occurred before."""
+        if not self.searches or len(self._tokens) > _SEARCHED:
+            return self._known().here().match >= count
+        return ends_as_before(self._tokens, count)
+
+    def _known(self) -> Continuations:
+        """The continuations of all tokens; those that were not read are judged by."""
+        known = self._state.known
+        if known is None or len(known) < self._begin:
+            known = self._read()
+            known.read(self._tokens[len(known) : self._begin])
+        self._foreseen += known.extend(self._tokens[len(known) :])
+        return known
 
 
 class _Worth:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass
 from traceback import clear_frames
 from typing import Literal
 
@@ -18,7 +17,8 @@ from foretoken.drafters.sharing import sharing_parts
 from foretoken.engine.draft_length import DraftLengths
 from foretoken.engine.forced import Forced
 from foretoken.engine.membership import MakeSampler, Membership
-from foretoken.engine.plain import Taking, decode_plainly, passes_of
+from foretoken.engine.pass_times import PassTimes
+from foretoken.engine.plain import EmptyProposal, Taking, decode_plainly, passes_of
 from foretoken.engine.prefill import Prefill
 from foretoken.engine.prefix_cache import PrefixCache
 from foretoken.engine.recording import RoundClock, emit
@@ -31,7 +31,6 @@ from foretoken.models.base import LanguageModel, Scores
 from foretoken.models.threads import one_thread, taking_turns
 from foretoken.models.widths import own_widths
 from foretoken.sequence import Sequence
-from foretoken.verify.base import Verdict
 
 _CPU = torch.device("cpu")
 _USUAL_WIDTH = 6  # positions of a row's pass, to tell about how many logits a round has
@@ -73,6 +72,7 @@ class DecodeLoop:
         self._prefill = Prefill(target, drafter, self._prefixes, limits.prefill_tokens)
         self._make_sampler = make_sampler
         self._members: Membership | None = None
+        self._times = PassTimes()
         self._learning = 0.0  # seconds that drafters took after the last round
         self._turns = taking_turns([target, *drafter.models, *sharing_parts(drafter)])
 
@@ -145,12 +145,12 @@ class DecodeLoop:
             idle = sys.maxsize if never else drafter.idle_rounds() if any(limits) else 1
             passes = passes_of(self.target, members, idle, self.limits, told=told)
             if passes > 1:
-                return self._plain_round(members, passes, clock, None if never else drafter)
+                return self._plain_round(members, passes, clock, None if never else drafter, batch)
             if any(limits) and drafter.may_rest:
                 most = passes_of(self.target, members, sys.maxsize, self.limits, told=told)
-                taking = Taking(self.target, members, most, clock)
+                taking = Taking(self.target, members, most, clock, self._times)
                 if most > 1 and taking.by_token:
-                    proposed = _EmptyProposal(drafter, batch, drafted, limits)
+                    proposed = EmptyProposal(drafter, batch, drafted, limits)
                     return self._plain_round_and_rest(taking, members, clock, proposed)
         clock.turn_to("target")
         with self._memory_guard(self.target.name):
@@ -184,16 +184,21 @@ class DecodeLoop:
         drafter.observe_seconds(None if prefilled or forced else sum(seconds.values()) - learning)
         self._learning = clock.since_stop()
 
-    def _plain_round(self, members: Membership, passes: int, clock: RoundClock, drafter: Drafter | None) -> None:
+    def _plain_round(
+        self, members: Membership, passes: int, clock: RoundClock, drafter: Drafter | None, batch: Batch
+    ) -> None:
         """The rest of a round of several passes, in which nothing is drafted; no drafter for rows that never draft."""
-        taking = Taking(self.target, members, passes, clock)
+        taking = Taking(self.target, members, passes, clock, self._times)
+        if drafter is not None and taking.by_token:
+            taking.watch = drafter.watch(batch)
         seconds = self._run_passes(taking, members, clock)
         if drafter is not None:
+            drafter.observe_return(self._times.returning)
             drafter.observe_idle(taking.done, taking.seconds_of(taking.done, seconds - self._learning))
         self._learning = clock.since_stop()
 
     def _plain_round_and_rest(
-        self, taking: Taking, members: Membership, clock: RoundClock, proposed: _EmptyProposal
+        self, taking: Taking, members: Membership, clock: RoundClock, proposed: EmptyProposal
     ) -> None:
         """The rest of a round of a single row in which nothing is drafted, and the idle rounds that follow it.
 
@@ -208,6 +213,8 @@ class DecodeLoop:
                 proposed.observe(logits, token)
                 proposed.drafter.observe_seconds(clock.so_far() - self._learning)
                 idle = 0 if members.rows[0].stops_at(token) else proposed.rest()
+                if idle:
+                    taking.watch = proposed.watch()
             observed_at = clock.so_far()
             return idle
 
@@ -217,6 +224,7 @@ class DecodeLoop:
             proposed.drafter.observe_seconds(seconds - self._learning)
         elif taking.done > 1:
             idle = taking.done - 1
+            proposed.drafter.observe_return(self._times.returning)
             proposed.drafter.observe_idle(idle, taking.seconds_of(idle, seconds - observed_at))
         self._learning = clock.since_stop()
 
@@ -299,24 +307,6 @@ class DecodeLoop:
 
     def _memory_guard(self, name: str) -> _MemoryGuard:
         return _MemoryGuard(name, self.rows)
-
-
-@dataclass(frozen=True)
-class _EmptyProposal:
-    """A drafter's empty proposal for a single row, with the arguments that it was asked with."""
-
-    drafter: Drafter
-    batch: Batch
-    draft: Draft
-    limits: list[int]
-
-    def observe(self, logits: Tensor, token: int) -> None:
-        """Let the drafter observe the round's token; the next pass overwrites the logits."""
-        self.drafter.observe(self.batch, self.draft, Verdict.from_lists([[]], [token]), logits.clone())
-
-    def rest(self) -> int:
-        """See `Drafter.rest`."""
-        return self.drafter.rest(self.batch, self.limits)
 
 
 class _MemoryGuard:

@@ -8,15 +8,18 @@ tokens. They are the tokens that rounds of one pass would have given, with the s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from foretoken.draft import int_tensor, no_draft
+from foretoken.draft import Draft, int_tensor, no_draft
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade_costs import passes_together
 from foretoken.engine.membership import Membership
+from foretoken.engine.pass_times import PassTimes
 from foretoken.engine.recording import RoundClock, emit, emit_plain
 from foretoken.engine.verification import Verified, verify_round
 from foretoken.limits import Limits, current_limits
@@ -24,6 +27,11 @@ from foretoken.models.base import Cache, LanguageModel
 from foretoken.randomness import Stream, uniforms_ahead
 from foretoken.sampling.vocabulary import RowBest, RowDraws, best_tokens, draw_rows
 from foretoken.verify import is_coupled
+from foretoken.verify.base import Verdict
+
+_STRIDE = 4
+"""Passes behind which a drafter that watches a round is called, besides the last: what is done between two passes takes
+several times as long as elsewhere."""
 
 
 def passes_of(target: LanguageModel, members: Membership, idle: int, limits: Limits, *, told: bool = True) -> int:
@@ -64,10 +72,12 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
     """
     rows = members.rows
     clock.turn_to("target")
-    taking.started = perf_counter()
     # The pass before may have left these passes wide: one of several rows, or one that no drafter has planned.
+    changed = False
     if (widths := target.pass_widths(())) is not None:
+        changed = widths.last not in (0, max(len(rows), widths.least))
         widths.leave(len(rows), taking.most)
+    taking.times.begin(perf_counter(), changed=changed)
     try:
         if members.num_slots == 1:
             target.decode_row(rows[0].sequence.tokens[-1], taking.most, cache, taking.next_of_row)
@@ -81,6 +91,7 @@ def decode_plainly(taking: Taking, target: LanguageModel, cache: Cache, members:
                     break
     finally:  # after an error of the target, too, the rows get the tokens before it
         taking.hand_over()
+        taking.times.end()
     clock.turn_to("target")
     path = int_tensor([list(range(taking.done))] * len(rows))
     cache.commit(members.to_slots(path), members.to_slots(int_tensor([taking.done] * len(rows))))
@@ -98,19 +109,23 @@ class Taking:
         members: the rows of the round.
         most: passes.
         clock: of the round; it counts the target's part while no token is chosen.
+        times: of the loop's plain rounds.
 
     Attributes:
         most: most passes.
         after_first: only where `by_token` is True: called with the first pass's logits ``[1, 1, V]`` and token, which
-            the row has not got yet; returns how many passes may follow. None where all may.
+            the row has not got yet; returns how many passes may follow. None where all may. Its time counts as the
+            first pass's.
+        watch: likewise; called behind each `_STRIDE` passes, and behind the last, with the tokens so far: whether no
+            pass may follow.
         done: passes whose tokens were chosen.
-        started, begun, ended: when the first pass began, and when the tokens of the first and of the last pass were
-            chosen, by `perf_counter`; 0 before. The time of `after_first` counts as the first pass's.
         verified: the last pass's result where it went through `verify_round`, else None.
     """
 
-    def __init__(self, target: LanguageModel, members: Membership, most: int, clock: RoundClock) -> None:
-        self._target, self._members, self.most, self._clock = target, members, most, clock
+    def __init__(
+        self, target: LanguageModel, members: Membership, most: int, clock: RoundClock, times: PassTimes
+    ) -> None:
+        self._target, self._members, self.most, self._clock, self.times = target, members, most, clock, times
         self._choose = _chooser(members, most)
         self._nothing = no_draft(len(members.rows), members.sampler.device)
         self._later: list[list[int]] = [[] for _ in members.rows]  # tokens that the rows did not get yet
@@ -119,8 +134,8 @@ class Taking:
         alone = members.num_slots == 1 and chosen_on_cpu and self._by_token
         self._choose_one = self._choose.of_row if alone and self._choose is not None else None
         self.after_first: Callable[[Tensor, int], int] | None = None
+        self.watch: Callable[[list[int]], bool] | None = None
         self.done = 0
-        self.started = self.begun = self.ended = 0.0
         self.verified: Verified | None = None
 
     @property
@@ -129,17 +144,9 @@ class Taking:
         return self._choose_one is not None
 
     def seconds_of(self, passes: int, spent: float) -> float:
-        """Seconds that so many passes take in plain decoding; the seconds `spent` where there was one pass alone.
-
-        The first pass of a round is slower than the others: its weights have left the processor's caches, and its
-        width may be new. Plain decoding has one such pass in each round of `passes_together` passes; with drafts in
-        between they are more frequent.
-        """
-        if self.done < 2:
-            return spent
-        each = (self.ended - self.begun) / (self.done - 1)
-        usual = passes_together(self._target, len(self._members.rows), current_limits().plain_passes)
-        return passes * (each + max(self.begun - self.started - each, 0.0) / usual)
+        """Seconds that so many passes take in plain decoding (`PassTimes.seconds_of`)."""
+        together = passes_together(self._target, len(self._members.rows), current_limits().plain_passes)
+        return self.times.seconds_of(passes, spent, together)
 
     def roots(self) -> list[int]:
         """Each row's last token, handed over or not."""
@@ -164,8 +171,14 @@ class Taking:
         if not self.done and self.after_first is not None:
             self.most = min(self.most, 1 + self.after_first(scores, token))
         self._count()
+        ends = row.stops_at(token) or row.finished
+        if self.watch is not None and not ends and (self.done % _STRIDE == 0 or self.done >= self.most):
+            self._clock.turn_to("drafter")
+            if self.watch(self._later[0]):
+                self.most = min(self.most, self.done)
+            self.times.leave_out(perf_counter())
         self._clock.turn_to("target")
-        return None if self.done >= self.most or row.stops_at(token) or row.finished else token
+        return None if self.done >= self.most or ends else token
 
     def take(self, scores: Tensor | None) -> bool:
         """Choose the tokens after a pass with logits ``[B, 1, V]`` of all slots; returns whether passes may follow."""
@@ -189,8 +202,7 @@ class Taking:
     def _count(self) -> None:
         """Count one more pass, whose tokens were chosen."""
         self.done += 1
-        self.ended = perf_counter()
-        self.begun = self.begun or self.ended
+        self.times.add(perf_counter())
 
     def _verify(self, logits: Tensor) -> bool:
         """Choose the tokens of a pass by a verdict; returns whether all of its logits are usable."""
@@ -212,6 +224,28 @@ class Taking:
             tokens, self._later[at] = self._later[at], []  # first, so that a row that fails does not get them twice
             if tokens:
                 emit_plain(row, tokens, more=self.done > len(tokens))
+
+
+@dataclass(frozen=True)
+class EmptyProposal:
+    """A drafter's empty proposal for a single row, with the arguments that it was asked with."""
+
+    drafter: Drafter
+    batch: Batch
+    draft: Draft
+    limits: list[int]
+
+    def observe(self, logits: Tensor, token: int) -> None:
+        """Let the drafter observe the round's token; the next pass overwrites the logits."""
+        self.drafter.observe(self.batch, self.draft, Verdict.from_lists([[]], [token]), logits.clone())
+
+    def rest(self) -> int:
+        """See `Drafter.rest`."""
+        return self.drafter.rest(self.batch, self.limits)
+
+    def watch(self) -> Callable[[list[int]], bool] | None:
+        """See `Drafter.watch`."""
+        return self.drafter.watch(self.batch)
 
 
 def _chooser(members: Membership, most: int) -> _Best | _Draws | None:

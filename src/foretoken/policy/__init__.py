@@ -5,8 +5,8 @@
 `together` those of plain passes), `decision` compares the `options`, and `copies` values drafts that are known before
 the choice. `lessons` learns from rounds, `account` bounds the loss, `copying` says when free drafters are asked,
 `widths` how wide passes are. Rounds that are not decided one by one are in `steady` (like the round before) and `rests`
-(plain). `request` has the input and output, `store` keeps costs and acceptance rates between processes, `report` shows
-both.
+(plain); `lead` and `following` say when a single row that rests is to draft. `request` has the input and output,
+`store` keeps costs and acceptance rates between processes, `report` shows both.
 
 Words of this package.
 
@@ -19,6 +19,8 @@ Words of this package.
 | look | exploration: a row drafts with a model that is not expected to pay, to see whether it does by now |
 | hope | optimism: a decision by an upper confidence bound of a model's acceptance |
 | rest | rounds that are decided in advance to be plain; a row that does not rest is awake |
+| followed | of a single row that decodes plainly: its tokens are compared with what a free drafter would have drafted |
+| call | ends the rest of such a row, since a copy is expected to pay with a change to wider passes and back |
 | foreseen | of an emitted token: a free drafter would have drafted it |
 | apart | what a plain round of one pass takes longer than one pass of a plain round of several (`time_apart`) |
 | alone | of a row: the only row of its round |
@@ -39,6 +41,8 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `acceptance.HOPE` | standard deviations by which models are hoped to be better | replays; by the clock |
 | `account.CREDIT`, `HELD` | plain rounds that an account begins with, and holds at most | replays |
 | `account.GRANT` | plain rounds that models may lose more with each request | replays: flat; by the clock |
+| `lead.SIZES`, `_MEMORY` | draft lengths that are followed; rounds over which gains are averaged | replays: flat |
+| `lead._LEAST_TRUST` | least share of its expected gain that a call is trusted to have | by hand |
 | `request._CHANCE` | plain rounds that a row of a batch may be behind by chance | replays: flat from 3 to 6 |
 | `account.PACE` | rounds over which pace and runs are averaged; the engine's over four times that | replays: flat |
 | `account.FORESEEN` | how foreseen tokens follow each other, before any was seen | by hand |

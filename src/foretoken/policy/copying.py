@@ -6,9 +6,11 @@ one row's, it can be a fifth of the round.
 
 from __future__ import annotations
 
+import sys
 from math import ceil
 
 from foretoken.policy.account import CREDIT, PACE, SHARE, Guard, Pace
+from foretoken.policy.lead import Lead
 
 _START = {False: 1.0, True: 0.25}
 """Tokens that a round's drafts are assumed to gain, of greedy requests (False) and of sampled ones (True), before any
@@ -39,15 +41,24 @@ class Copying:
         cost: of asking in the present round, in tokens.
         apart: the part of `cost` that is not the asking itself: what a round of one pass takes longer than one pass of
             a plain round of several.
+        called: the row was called, and has not asked since.
+        followed: whether the row is followed where it rests; None before that is known.
+        lead: what drafts in every round gain.
     """
 
-    __slots__ = ("_alone", "_asked", "_gains", "_last", "_spared", "_wait", "above", "account", "apart", "cost", "due")
+    __slots__ = (
+        "_alone", "_asked", "_gains", "_last", "_spared", "_wait",
+        "above", "account", "apart", "called", "cost", "due", "followed", "lead",
+    )  # fmt: skip
 
     def __init__(self, above: Copying | None = None, *, sampled: bool = False, account: Guard | None = None) -> None:
         self.account: Guard | None = above.account if above else account
         self.above, self.due, self.cost, self.apart = above, 0, 0.0, 0.0
         self._wait, self._last, self._alone = 0.0, (0.0, False), True
         self._asked = 0
+        self.called = False
+        self.followed: bool | None = None
+        self.lead: Lead = Lead(above.lead if above else None)
         self._gains = Pace(_REQUEST) if above else Pace(4 * PACE, _START[sampled])
         self._spared = Pace(_REQUEST) if above else Pace(4 * PACE, 0.0)  # rounds that verified another's draft alone
 
@@ -61,12 +72,55 @@ class Copying:
         account holds more than it began with, intervals stay short where the drafts gain nearly enough.
         """
         self.cost, self.apart, self._alone = cost, apart, alone
-        return self.rounds_left(now) == 0
+        called, self.called = self.called and alone, False
+        return called or self.rounds_left(now) == 0
+
+    def follow(self) -> None:
+        """Count the row as followed: while it rests it is called when a copy pays."""
+        self.followed = True
+        if self.above is not None:
+            self.above.followed = True
+
+    def leave_alone(self) -> bool:
+        """Count the row as one that can't be followed, if it was not; returns whether it was expected to be.
+
+        Then it rests since it would be called, so it is woken.
+        """
+        expected = self.followed is None and self.is_followed
+        if self.followed is None:
+            self.followed = False
+        if expected:
+            self.called = self.may_call
+        return expected
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether it is a row by itself that is followed; until that is known, as the last such row was."""
+        followed = self.above.followed if self.followed is None and self.above is not None else self.followed
+        return self._alone and bool(followed)
+
+    def call(self, gain: float | None = None) -> bool:
+        """Wake the row, since copies pay; returns whether it may be woken.
+
+        Args:
+            gain: what the next draft is expected to gain, if the call is for that one.
+        """
+        self.called = self.may_call
+        if self.called and gain is not None:
+            self.lead.call(gain)
+        return self.called
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the account of rounds that ask owes nothing."""
+        return self.account is None or self.account.balance >= 0.0
 
     def rounds_left(self, now: int) -> int:
         """Rounds from round `now` on in which they are not asked, by the cost given to the last call of `asks`."""
         if self.earns:
             return 0
+        if self.is_followed:
+            return sys.maxsize
         balance, due = self.account.balance if self.account is not None and self._alone else 0.0, self.due
         if balance > CREDIT and self._usual >= _NEARLY * self.cost:
             due = min(due, self._asked + _FIRST_WAIT)
@@ -75,6 +129,8 @@ class Copying:
     @property
     def earns(self) -> bool:
         """Whether their drafts gained the cost of asking, in the last round that asked or on average."""
+        if self.is_followed:
+            return self.may_call and (self.lead.drafts or self.lead.last >= 0.0)
         return self.last >= self.cost or self._usual >= self.cost
 
     @property

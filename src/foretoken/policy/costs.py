@@ -111,6 +111,7 @@ class Costs:
         self.drift = Drift()
         self.anchored = False
         self.change, self._changes = 0.0, 0
+        self._returning: float | None = None
         self.copying: Line | None = None
         self.copies = 1.0
         self._tables: dict[tuple[Any, ...], tuple[int, Table]] = {}
@@ -166,6 +167,22 @@ class Costs:
         costs.rounds = rounds
         costs.copying = Line(asking, 0.0) if asking else None
         return costs
+
+    @property
+    def returning(self) -> float:
+        """Seconds that plain passes that go together take longer behind a wider pass; drift left out.
+
+        The first one pays for the change of width, and the caches hold their weights only after some.
+        """
+        return self.change if self._returning is None else self._returning
+
+    def returned(self, seconds: float) -> None:
+        """Learn from plain passes behind a wider one, which took so much longer."""
+        now = seconds * exp(-self.drift.value)
+        if self._returning is None:
+            self._returning = now
+        # One slow round rules out no change.
+        self._returning += (min(now, 2.0 * self._returning + self.target(1)) - self._returning) / _AVERAGED
 
     def draft(self, drafter: int, tokens: int, rows: int, lag: int) -> float:
         """Seconds of a drafter's call for so many tokens in so many rows; `lag` is the sum of the rows' lags."""
@@ -285,7 +302,7 @@ class Costs:
         """These costs as JSON values, as `read` takes them."""
         drafters = [[*one.call.as_json(), round(one.row, 3), float(f"{one.lag:.3g}")] for one in self.drafters]
         costs = {"target": self.target.as_json(), "drafters": drafters, "change": float(f"{self.change:.3g}")}
-        return costs | {"together": round(self.together(1), 3)}
+        return costs | {"together": round(self.together(1), 3), "returning": float(f"{self.returning:.3g}")}
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Costs:
@@ -301,6 +318,7 @@ class Costs:
         fixed, each = saved["target"]
         costs = cls(Line(float(fixed), float(each)), drafters)
         costs.change, costs._changes = max(float(saved["change"]), 0.0), 1
+        costs._returning = max(float(saved.get("returning", saved["change"])), 0.0)
         costs.together.record(1, float(saved["together"]), _CHECKED)
         return costs
 

@@ -9,6 +9,7 @@ from math import exp
 from foretoken.policy.acceptance import PREDICTION, Kind
 from foretoken.policy.account import PACE, SHARE, Guard
 from foretoken.policy.costs import Costs, time_apart
+from foretoken.policy.following import change_of
 from foretoken.policy.lines import LONGER
 from foretoken.policy.request import Request, Row, fell_behind, miss, planned_alone
 from foretoken.policy.rests import Rests
@@ -53,6 +54,7 @@ class Lessons:
         # loss to `guards`.
         self._widened = False
         self._several = False  # the last round was of several passes
+        self._asked = False  # the last round was of a single followed row, and asked: plain passes begin anew
 
     def rested(self, rounds: int, rows: int) -> None:
         """Count rounds in which all rows rested; padding, if there was any, was charged by `rested_together`."""
@@ -80,8 +82,9 @@ class Lessons:
             within: `seconds` include the cost of the new width.
         """
         costs = self.costs
+        self._settle_return(rows)
         if not self._widened:
-            lost = costs.change if changed and rows == self._count else 0.0
+            lost = costs.returning if changed and rows == self._count else 0.0
             if padding:
                 wider = -(-padding // passes)  # as many passes had so many as make up the padding
                 lost += padding / wider * max(costs.target(rows + wider) - costs.target(rows), 0.0)
@@ -153,7 +156,12 @@ class Lessons:
         if total is not None:
             took = min((total * exp(-costs.drift.value) - changing) / plain, LONGER * planned)
         alone = len(own_rows) == count == asked == 1 and not (calls or rows[0].request.fixed)
+        if not (alone or calls):
+            self._settle_return(count)
+        self._asked = alone and not self._prompted and rows[0].request.copying.is_followed
         self._settle_asking(took * plain if alone else None, emitted, prompted=self._prompted)
+        if alone and not (self._prompted or given):
+            self._lead(rows[0].request, took * plain, emitted[0])
         shared: list[tuple[Row, int]] = []
         for row, tokens in zip(rows, emitted, strict=True):
             request, own = row.request, row.request.costs is costs
@@ -223,6 +231,8 @@ class Lessons:
             self.guards[models].settle(took if drafted else emitted, emitted, hoped=request.hoping)
             self.guards[not models].settle(emitted, emitted)
             self._settle_asking(None if models else took * plain, [one.emitted], prompted=one.seconds is None)
+            if not (models or self._prompted or one.seconds is None):
+                self._lead(request, took * plain, one.emitted)
             request.late += took - emitted
             if not models:
                 gain, real = (one.gain, one.emitted - 1 - one.price) if one.tokens else (0.0, 0.0)
@@ -234,6 +244,7 @@ class Lessons:
         self.rests.now += count
         costs.together.unseen += count
         self._count, self.charged = 1, int(models)
+        self._asked = not (models or self._prompted) and request.copying.is_followed
         if not models:  # rounds of a model's draft length decide nothing
             deciding = sum(one.deciding for one in rounds) / count * exp(-costs.drift.value)
             self.awake += (deciding - self.awake) * (1.0 - (1.0 - 1.0 / PACE) ** count)
@@ -252,6 +263,20 @@ class Lessons:
             return self.asking.earn(SHARE)
         apart = time_apart(self.costs, 1) if prompted else 0.0
         self.asking.settle(max(seconds - apart, 0.0) / self.costs.plain(1), float(emitted[0]))
+
+    def _settle_return(self, rows: int) -> None:
+        """Charge a return to plain passes: those before were broken off, and a round of passes begins once more.
+
+        Only of a row that is followed: others ask at intervals so long that this is next to nothing.
+        """
+        if self._asked and rows == 1:
+            self.asking.settle(max(time_apart(self.costs, 1), 0.0) / self.costs.plain(1), 0.0)
+        self._asked = False
+
+    def _lead(self, request: Request, seconds: float, emitted: int) -> None:
+        """Learn from a round of a single row that asked free drafters what such rounds gain over plain decoding."""
+        if request.copying.is_followed:
+            request.copying.lead.drafted(emitted - seconds / self.costs.plain(1), change_of(self.costs))
 
     def _models_drafted(self, rows: Sequence[Row]) -> bool:
         return any([row.chosen.tokens > 0 and not self.free[row.chosen.drafter] for row in rows])

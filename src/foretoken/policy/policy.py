@@ -17,19 +17,21 @@ and the estimates are, requests that would take T plain rounds lose at most
 
 plain rounds by each of two accounts from an engine's first request on, and with `HELD` in place of `CREDIT` from any
 later one on: one of free drafters, one of models. For models G is `GRANT` for each request. For free drafters it is
-what drafts would have gained that the account could not pay for (`Missed`): it is above 0 only where more drafts would
-have been faster. Of a batch the row counts that has fallen behind plain decoding most (`fell_behind`): drafts that
-speed one request up slow all others down.
+what drafts would have gained that the account could not pay for (`Missed`, `Lead.missed`): it is above 0 only where
+more drafts would have been faster. Of a batch the row counts that has fallen behind plain decoding most
+(`fell_behind`): drafts that speed one request up slow all others down.
 
 Plain rounds that are padded because of drafts, and passes that get narrower after them, are charged to the account that
 drafted last, unless a prompt was in the wide pass. Free drafters take time in every row for which they are asked, and a
-round that asks has one pass: they are asked where their drafts gain as much, and else at intervals (`Copying`). What
-single rows lose by rounds that ask, whether they draft or not, is charged to a third account, which owes `OWED` at
-most. While it owes anything, drafts that could not be paid for are not followed. (A row whose grammar allows one pass
-only is charged like others.) The measured time of a round counts only up to `LONGER` times its planned time: a longer
-round is attributed to other work on the machine. The first pass or call of about a size prepares kernels and memory,
-once: it is learnt from only if it takes less than planned, and the account is charged no more than planned. A few such
-rounds would otherwise use up the account of models before one pays.
+round that asks has one pass: they are asked where their drafts gain as much, and else at intervals (`Copying`). A
+single row that decodes plainly is followed meanwhile, and called when a copy pays (`Following`, `Lead`). What single
+rows lose by rounds that ask, whether they draft or not, and by returns from these to plain passes that are followed, is
+charged to a third account, which owes `OWED` at most. What followed tokens show that drafts would have gained counts as
+G of this one, too. While it owes anything, drafts that could not be paid for are not compared with the output. (A row
+whose grammar allows one pass only is charged like others.) The measured time of a round counts only up to `LONGER`
+times its planned time: a longer round is attributed to other work on the machine. The first pass or call of about a
+size prepares kernels and memory, once: it is learnt from only if it takes less than planned, and the account is charged
+no more than planned. A few such rounds would otherwise use up the account of models before one pays.
 
 Exploration. Where no model pays, models are tried again in looks: in the first round of a request, and then at
 intervals that double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is
@@ -46,10 +48,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
-from foretoken.policy.account import FORESEEN, OWED, PACE, Guard, Pace, Runs
+from foretoken.policy.account import EARNED, FORESEEN, OWED, PACE, Guard, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.decision import Decision
+from foretoken.policy.following import Following, change_of
 from foretoken.policy.lessons import Lessons
 from foretoken.policy.request import LARGEST, LONGEST, Request, Row
 from foretoken.policy.rests import Rests
@@ -146,6 +149,8 @@ class Policy:
             shared = list(map(Acceptance, self._engine[sampled]))
             request = Request(shared, self.costs, self.guards, self._paces[sampled], self._copying[sampled])
             request.waits = not predicted
+            if predicted:
+                request.copying.leave_alone()
         request.copied = request.asked = copied and any(self.free)
         return request
 
@@ -196,6 +201,36 @@ class Policy:
                     request.asked = request.copied and (wanted or request.missed is not None)
                     least[row] = rho * (table.token + made) if request.asked else None
         return least
+
+    def following(self, request: Request) -> Following | None:
+        """Prices for a single row that rests, and is followed meanwhile; None for rows that are not.
+
+        A reproducible request is not followed: how many passes a round has depends on other rows.
+        """
+        if request.costs is not self.costs or self.given or not request.copied or request.fixed:
+            return None
+        table, change = self.costs.table(1, LARGEST), change_of(self.costs)
+        rho = max(request.pace.of(request.above[0]), 1.0) / table.plain
+        asking, made = table.asking
+        each = (table.apart + asking + self.lessons.awake) / table.plain
+        return Following(table, rho, rho * (table.token + made), each, change, request.copying.lead.trust)
+
+    def passed(self, request: Request, foreseen: Sequence[bool], by: Following) -> bool:
+        """Learn from plain passes of a row that was followed; returns whether it is to be awake.
+
+        Args:
+            request: of the row.
+            foreseen: of each token, whether a free drafter would have drafted it there.
+            by: the prices.
+        """
+        lead = request.copying.lead
+        lead.passed(foreseen, by.costs, by.change)
+        changes = 2.0 * by.change
+        if missed := lead.missed(EARNED + changes):
+            for account in (self.asking, self.guards[0]):
+                account.earn(missed - changes)
+        # An account that owed something when drafts began to pay may owe nothing by now.
+        return lead.drafts and request.copying.may_call
 
     def choose(self, rows: Sequence[Row], passes: tuple[int, int] | None = None, beside: int = 0) -> int:
         """Fill in the rows' choices, and return how wide the pass is to be (`foretoken.policy.widths`).

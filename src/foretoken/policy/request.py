@@ -127,7 +127,7 @@ class Request:
 
     def rests(self, now: int) -> bool:
         """Whether it rests in the policy's round `now`."""
-        return now < self.rests_until
+        return now < self.rests_until and not self.copying.called
 
     def wake(self, now: int, among: int) -> None:
         """End a rest before the policy's round `now`, and count its rounds, which had so many rows."""

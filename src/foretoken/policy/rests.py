@@ -77,6 +77,8 @@ class Rests:
         """
         now = self.now
         decides = self._considers(requests) if self._models else False
+        if len(requests) == 1 and not self._models:
+            self._wait_for_copies(requests[0])
         rest = [request.rests(now) and not decides for request in requests]
         if len(requests) > _REST and not all(rest):
             rest = self._with_new(requests, rest)
@@ -89,6 +91,12 @@ class Rests:
             if not rest[at]:
                 request.wake(now, len(requests))
         return rest
+
+    def _wait_for_copies(self, request: Request) -> None:
+        """Let a single request rest from its first round on, if it is followed then and copies did not pay lately."""
+        new = not (request.rounds or request.rests_until or request.fixed) and request.costs is self._costs
+        if new and request.copied and request.copying.is_followed and not request.copying.lead.drafts:
+            request.rest(self.now, self._until(_HOPELESS_REST, 1, begun=False))
 
     def _considers(self, requests: Sequence[Request]) -> bool:
         """Whether models are considered in this round; rows share their calls, so for all rows together."""
