@@ -242,6 +242,7 @@ def test_a_row_that_is_found_not_to_be_followable_is_awake():
     assert second.copying.leave_alone()
     assert made.resting([second]) == [False]
     assert made.ask([second]) != [None]
+    first.copying.follow()  # another one is followed meanwhile
     assert made.resting([third]) == [True]
     made.asking.balance = -1.0
     assert third.copying.leave_alone()
@@ -323,6 +324,18 @@ def test_where_half_of_the_tokens_are_copies_that_gain_nothing_the_accounts_boun
     plain = sum(fixed(quiet, [[one] for one in requests], LOOKUP_AT, 0))
     lost = (own - plain - len(requests) * quiet.apart) / quiet.target(1)
     assert lost < 2 * SHARE * plain / quiet.target(1) + 2 * CREDIT + max(given.values()), (lost, given)
+
+
+def test_the_request_after_one_that_cannot_be_followed_is_asked_for_from_its_beginning():
+    """It may be as short as a plain round, so that it would never be asked for."""
+    engine = Copying(account=Guard())
+    Copying(engine).follow()
+    for gains in engine.lead._gains:
+        gains.tokens = -10.0
+    assert Copying(engine).leave_alone()
+    third = Copying(engine)
+    assert not third.is_followed
+    assert third.asks(0.5, 0)
 
 
 def test_a_change_costs_half_of_the_way_to_wider_passes_and_back():

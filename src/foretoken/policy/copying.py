@@ -89,6 +89,8 @@ class Copying:
         expected = self.followed is None and self.is_followed
         if self.followed is None:
             self.followed = False
+            if self.above is not None:
+                self.above.followed = False
         if expected:
             self.called = self.may_call
         return expected
