@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from batches import batch_of, sequence_of
 from foretoken.drafters import Lookup, Suffix, lookup
 from foretoken.drafters.continuations import AcceptanceRates, Continuations, match_class
+from foretoken.drafters.plain_rounds import Sought
 
 tokens_of_few = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
 def follower_of(drafter, sequence, needs=0.0, pays=bool, limit=8):
-    return drafter.follow(batch_of(sequence), limit, 0.0, needs, pays)
+    return drafter.follow(batch_of(sequence), Sought(limit, 0.0, needs, pays))
 
 
 @given(tokens_of_few, st.lists(st.integers(1, 7), min_size=1, max_size=8))
@@ -132,4 +133,4 @@ def test_copies_from_other_requests_are_foreseen_where_they_are_kept(earlier):
 
 
 def test_other_drafters_do_not_follow():
-    assert Suffix().follow(batch_of(sequence_of([1, 2, 1, 2])), 8, 0.0, 0.0, bool) is None
+    assert follower_of(Suffix(), sequence_of([1, 2, 1, 2])) is None

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence as AbstractSequence
 
 from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.plain_rounds import Follower, Sought
 from foretoken.policy.following import Following
 from foretoken.policy.policy import Policy
 from foretoken.policy.request import LONGEST, Request
@@ -21,16 +22,15 @@ class Followed:
         batch: of the row.
         request: likewise.
         policy: of the cascade.
-        drafter: the free one.
         prices: by which it is judged what pays.
     """
 
-    def __init__(self, batch: Batch, request: Request, policy: Policy, drafter: Drafter, prices: Following) -> None:
+    _follower: Follower
+
+    def __init__(self, batch: Batch, request: Request, policy: Policy, prices: Following) -> None:
         self._sequence, self._request, self._policy, self._prices = batch.sequences[0], request, policy, prices
         self._begin, self._gain, self._told = len(self._sequence.tokens), 0.0, 0
         self._depth = self._left = batch.depths[0] if batch.depths else sys.maxsize
-        limit = min(LONGEST, self._depth)
-        self._follower = drafter.follow(batch, limit, prices.least, prices.needs, self._pays)
 
     @classmethod
     def of(cls, batch: Batch, request: Request, policy: Policy, free: AbstractSequence[Drafter]) -> Followed | None:
@@ -42,21 +42,22 @@ class Followed:
             policy: of the cascade.
             free: the drafters that draft before the choice.
         """
-        sequence = batch.sequences[0]
-        if len(free) != 1 or batch.drafters or sequence.prediction:
+        if len(free) != 1 or batch.drafters or batch.sequences[0].prediction:
             return None
         prices = policy.following(request)
         if prices is None:
             return None
-        made = cls(batch, request, policy, free[0], prices)
-        if made._follower is None:
+        made = cls(batch, request, policy, prices)
+        sought = Sought(min(LONGEST, made._depth), prices.least, prices.needs, made._pays)
+        follower = free[0].follow(batch, sought)
+        if follower is None:
             return None
+        made._follower = follower
         request.copying.follow()
         return made
 
     def calls(self, tokens: list[int]) -> bool:
         """Whether the row is to be awake behind these tokens, all of the passes so far."""
-        assert self._follower is not None
         self._left = self._depth - len(tokens)
         if self._left <= 0:
             return False
@@ -75,7 +76,6 @@ class Followed:
 
     def _tell(self, tokens: list[int]) -> bool:
         """Let the policy learn from the tokens that it does not know yet; returns whether the row is to be awake."""
-        assert self._follower is not None
         foreseen = self._follower.foreseen(tokens)
         new, self._told = foreseen[len(foreseen) - len(tokens) + self._told :], len(tokens)
         return self._policy.passed(self._request, new, self._prices) and self._request.copying.call()

@@ -88,8 +88,5 @@ class CascadeRests(Drafter):
 
     def _leave_alone(self, sequence: Sequence) -> None:
         """Ask for a row that can't be followed at intervals; if it rests to be followed, it wakes."""
-        request = self._states[sequence].request
-        if request.copying.leave_alone():
-            self._sleep.tell(self.policy)
-            request.wake(self.policy.rounds, 1)
+        if self._states[sequence].request.copying.leave_alone():
             self._sleep.end()

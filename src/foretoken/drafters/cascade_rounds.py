@@ -135,7 +135,6 @@ class Sleep:
         self, sequences: AbstractSequence[Sequence] = (), until: int = 0, alone: AbstractSequence[Request] = ()
     ) -> None:
         self._rows, self._until, self._alone = [ref(sequence) for sequence in sequences], until, alone
-        self._ended = False
         self._at_begin = 0, 0  # padding and changes of width when the round began
         self._rested = 0  # rounds that the policy has not counted yet: one by one, that would take as long as deciding
 
@@ -192,11 +191,11 @@ class Sleep:
 
     def end(self) -> None:
         """End it with the round in progress."""
-        self._ended = True
+        self._until = 0
 
     def left(self, policy: Policy) -> int:
         """How many rounds of the rest are left."""
-        return 0 if self._ended else self._until - policy.rounds - self._rested
+        return self._until - policy.rounds - self._rested
 
     def tell(self, policy: Policy) -> None:
         """Give the policy the rounds that were counted."""

@@ -294,7 +294,7 @@ class Continuations:
         second = successors[1] if len(successors) > 1 else -1
         found: list[Candidate] = []
         copied: list[int] = []
-        bucket = _BUCKETS[match] if match < len(_BUCKETS) else _LONGEST
+        bucket = match_class(match)
         if bucket:
             copies = automaton.continuations(state)
             several = len(copies) > 1

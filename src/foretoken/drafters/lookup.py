@@ -12,7 +12,7 @@ from foretoken.drafters.base import Batch
 from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Continuations, ends_as_before, match_class
 from foretoken.drafters.other_requests import OtherRequests
 from foretoken.drafters.per_sequence import PerSequence
-from foretoken.drafters.plain_rounds import Follower
+from foretoken.drafters.plain_rounds import Follower, Sought
 from foretoken.drafters.sharing import Participants, SharingDrafter
 from foretoken.sampling.params import check_integer
 from foretoken.sampling.vocabulary import topk
@@ -116,19 +116,12 @@ class Lookup(SharingDrafter):
             for node in (*range(len(nodes)), *path):
                 known.scored(nodes[node], likeliest[row][node])
 
-    def follow(
-        self,
-        batch: Batch,
-        limit: int,
-        least: float,
-        needs: float,
-        pays: Callable[[AbstractSequence[float]], bool],
-    ) -> Follower:
+    def follow(self, batch: Batch, sought: Sought) -> Follower:
         """See `Drafter.follow`."""
         sequence, shared = batch.sequences[0], self._participants.takes_part(batch, 0)
-        state, rates, limits = self._sequences[sequence], self._engine[sequence.params.greedy], (limit, least, needs)
+        state, rates = self._sequences[sequence], self._engine[sequence.params.greedy]
         # Not the batch: a round that fails leaves its follower behind, and the target's KV cache would live as long.
-        follower = _Follower([*sequence.context], lambda: self._read(sequence, shared), state, rates, limits, pays)
+        follower = _Follower([*sequence.context], lambda: self._read(sequence, shared), state, rates, sought)
         follower.searches = self._others is None or not shared
         return follower
 
@@ -190,8 +183,7 @@ class _Follower(Follower):
         read: has the row's continuations read its sequence, and returns them.
         state: of the sequence.
         rates: measured ones of requests like this.
-        limits: `limit`, `least` and `needs` of `Drafter.follow`.
-        pays: likewise.
+        sought: drafts that are worth it.
 
     Attributes:
         searches: whether a short sequence is searched before it is read: a copy may be from nowhere else.
@@ -205,14 +197,13 @@ class _Follower(Follower):
         read: Callable[[], Continuations],
         state: _State,
         rates: AcceptanceRates,
-        limits: tuple[int, float, float],
-        pays: Callable[[AbstractSequence[float]], bool],
+        sought: Sought,
     ) -> None:
         self._tokens, self._before, self._read, self._state = tokens, len(tokens), read, state
         # A token that the drafter has observed is read already.
         self._begin = max(self._before, len(state.known) if state.known is not None else 0)
-        (self._limit, self._least, self._needs), self._pays = limits, pays
-        self._shortest, self._behind = rates.shortest_with(self._needs, self._limit)
+        self._sought = sought
+        self._shortest, self._behind = rates.shortest_with(sought.needs, sought.limit)
         self._repeats, self._class = False, 0
         self._foreseen: list[bool] = []
 
@@ -225,15 +216,15 @@ class _Follower(Follower):
         self._repeats = True
         if not self._ends_as_before(self._shortest):
             return False
-        known = self._known()
+        known, sought = self._known(), self._sought
         here = known.here()
         self._class = match_class(here.match)
         if self._class == before or here.match < self._shortest:
             return False
         first = max([known.rates.rate(key) for _, key in known.candidates(here)], default=0.0)
-        if first * self._behind[self._class] < self._needs:
+        if first * self._behind[self._class] < sought.needs:
             return False
-        return self._pays(known.chain(here, self._limit, self._least)[1])
+        return sought.pays(known.chain(here, sought.limit, sought.least)[1])
 
     def foreseen(self, tokens: list[int]) -> list[bool]:
         """See `Follower`."""

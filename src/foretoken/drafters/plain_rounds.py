@@ -5,10 +5,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from foretoken.drafters.base import Batch
+
+
+class Sought(NamedTuple):
+    """Drafts for which a row that decodes plainly is to draft.
+
+    Attributes:
+        limit: most tokens of a draft.
+        least: as in `Batch.least`.
+        needs: expected accepted tokens of a draft below which it does not pay.
+        pays: whether a draft pays whose tokens are accepted, with all before them, with these probabilities.
+    """
+
+    limit: int
+    least: float
+    needs: float
+    pays: Callable[[AbstractSequence[float]], bool]
 
 
 class Follower(ABC):
@@ -26,22 +42,12 @@ class Follower(ABC):
 class PlainRounds:
     """What the engine tells a drafter of plain rounds, several passes of which may go together; see `Drafter`."""
 
-    def follow(
-        self,
-        batch: Batch,
-        limit: int,
-        least: float,
-        needs: float,
-        pays: Callable[[AbstractSequence[float]], bool],
-    ) -> Follower | None:
+    def follow(self, batch: Batch, sought: Sought) -> Follower | None:
         """Follow a single row through plain passes, to find what is worth drafting without a round for each proposal.
 
         Args:
             batch: of that row. The drafter may have observed its next token already.
-            limit: most tokens of a draft.
-            least: as in `Batch.least`.
-            needs: expected accepted tokens of a draft below which it does not pay.
-            pays: whether a draft pays whose tokens are accepted, with all before them, with these probabilities.
+            sought: which drafts are worth it.
 
         Returns:
             None for drafters that can't tell.

@@ -24,7 +24,8 @@ class PassTimes:
         self.changed, self._start = False, 0.0
         self._ends: list[float] = []
         self._left_out = 0.0
-        self._usual_first = 0.0  # what the first pass takes longer than others, where nothing has another width
+        self._each = self._first = 0.0  # seconds of a pass, and what the first one took longer; of the last round
+        self._usual_first = 0.0  # the latter where nothing has another width
 
     def begin(self, now: float, *, changed: bool) -> None:
         """A round begins, at `now` seconds of `perf_counter`."""
@@ -40,6 +41,15 @@ class PassTimes:
 
     def end(self) -> None:
         """The round is over."""
+        ends = self._ends
+        if len(ends) < 2:
+            return
+        if self._settled:
+            later = ends[len(ends) // 2 - 1 :]
+            self._each = median(map(sub, later[1:], later))
+        else:
+            self._each = (ends[-1] - ends[0]) / (len(ends) - 1)
+        self._first = max(ends[0] - self._start - self._each, 0.0)
         if self._settled and not self.changed:
             self._usual_first += (self._first - self._usual_first) / _AVERAGED
 
@@ -67,17 +77,3 @@ class PassTimes:
     @property
     def _settled(self) -> bool:
         return len(self._ends) >= SETTLED
-
-    @property
-    def _each(self) -> float:
-        """Seconds of a pass, the first ones left out."""
-        ends = self._ends
-        if not self._settled:
-            return (ends[-1] - ends[0]) / (len(ends) - 1)
-        later = ends[len(ends) // 2 - 1 :]
-        return median(map(sub, later[1:], later))
-
-    @property
-    def _first(self) -> float:
-        """Seconds that the first pass took longer than the others."""
-        return max(self._ends[0] - self._start - self._each, 0.0)

@@ -19,7 +19,6 @@ _MEMORY = 4 * PACE
 """Rounds over which a request's gains are averaged, and for which its state is assumed to pay; four times that for an
 engine's."""
 
-
 _LEAST_TRUST = 0.1
 """Least share of its expected gain that a call is trusted to have, by hand: long copies are tried again and again."""
 
@@ -72,16 +71,13 @@ class Lead:
         self._called = True
         self.above._calls.add(0.0, gain)
 
-    def passed(self, foreseen: Sequence[bool], costs: Sequence[float], change: float) -> bool:
-        """Learn from tokens that were decoded plainly.
+    def passed(self, foreseen: Sequence[bool], costs: Sequence[float], change: float) -> None:
+        """Learn from tokens that were decoded plainly, and whether the row is to draft (`drafts`).
 
         Args:
             foreseen: of each token, whether it would have been drafted.
             costs: of a round with so many draft tokens as `SIZES` says, in plain rounds.
             change: of a change between the two states, in plain rounds.
-
-        Returns:
-            Whether the row is to draft in every round from now on, and was not.
         """
         assert self.above is not None
         for at, (size, cost) in enumerate(zip(SIZES, costs, strict=True)):
@@ -92,9 +88,8 @@ class Lead:
                 for gains in (self._gains[at], self.above._gains[at]):
                     gains.add(gained / rounds, 1.0, rounds)
         self._behind, self._called = self._called, False
-        gain, before = self._usual * _MEMORY, self.drafts
-        self.drafts = gain > -change if before else gain > change
-        return self.drafts and not before
+        gain = self._usual * _MEMORY
+        self.drafts = gain > -change if self.drafts else gain > change
 
     def missed(self, least: float) -> float:
         """What drafts would have gained that were not made, in plain rounds, if that is at least so much; counted once.
@@ -111,7 +106,6 @@ class Lead:
         """Learn from a round that asked free drafters: what it gained over plain decoding; `change` as for `passed`."""
         assert self.above is not None
         self.last = gain
-        self._behind, self._called = self._behind or self._called, False
         if self._behind:
             self.above._calls.tokens += gain
         for gains in (*self._gains, *self.above._gains):

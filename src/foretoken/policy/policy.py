@@ -150,7 +150,7 @@ class Policy:
             request = Request(shared, self.costs, self.guards, self._paces[sampled], self._copying[sampled])
             request.waits = not predicted
             if predicted:
-                request.copying.leave_alone()
+                request.copying.followed = False
         request.copied = request.asked = copied and any(self.free)
         return request
 
