@@ -325,14 +325,17 @@ class Continuations:
         """
         tokens: list[int] = []
         reached: list[float] = []
-        probability, rate = 1.0, self.rates.rate
+        probability, known = 1.0, dict[int, float]()  # rates of classes
         while len(tokens) < limit:
-            candidates = self.candidates(context)
-            if not candidates:
-                break
-            share, token = max((rate(key), token) for token, key in candidates)
+            share, token = -1.0, -1
+            for one, key in self.candidates(context):
+                rate = known.get(key)
+                if rate is None:
+                    rate = known[key] = self.rates.rate(key)
+                if rate > share or (rate == share and one > token):
+                    share, token = rate, one
             probability *= share
-            if probability < least:
+            if token < 0 or probability < least:
                 break
             tokens.append(token)
             reached.append(probability)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any, Literal
 
@@ -112,13 +114,7 @@ class Loops:
         """Decode a few tokens in a loop that is not kept; see `Engine.warm_up`."""
         params = tuple(map(check_is_params, params)) or (SamplingParams(), SamplingParams(temperature=0.0))
         # Graphs for a row by itself come first: what drafts cost is measured with what will run.
-        self.target.warm_up(self.drafter.hidden_layers, alone=True)
-        for drawn in {not one.greedy and not is_coupled(verifier) for one in params}:
-            if self.num_speculative_tokens != 0:
-                self.warm_up(drawn)
-                for model in self.drafter.models:
-                    if model.drafts_chains:
-                        model.warm_up_chains(drawn, alone=True)
+        self._warm_up_alone({not one.greedy and not is_coupled(verifier) for one in params})
         for one in params:
             short = replace(
                 one, max_new_tokens=_READY_TOKENS, min_new_tokens=0, ignore_eos=True, stop_token_ids=(), seed=0
@@ -130,6 +126,31 @@ class Loops:
             scheduler.run()
             if row.error is not None:
                 raise row.error
+
+    def _warm_up_alone(self, kinds: set[bool]) -> None:
+        """Compile what a row by itself needs: of the target, and of drafters, for drawn draft tokens or chosen ones.
+
+        Both at the same time where no model uses torch's threads and no drafter needs hidden states of the target.
+
+        Args:
+            kinds: whether for drawn draft tokens, whether for chosen ones.
+        """
+        target = partial(self.target.warm_up, self.drafter.hidden_layers, alone=True)
+        models = [self.target, *self.drafter.models]
+        beside = len(models) > 1 and not self.drafter.hidden_layers and all(model.own_threads for model in models)
+        if beside:
+            self.target.warm_up_verification()  # it measures passes, which nothing may slow down
+        else:
+            target()
+        with ThreadPoolExecutor(1, thread_name_prefix="foretoken-warm-up") as thread:
+            compiled = thread.submit(target) if beside else None
+            for drawn in kinds if self.num_speculative_tokens != 0 else ():
+                self.warm_up(drawn)
+                for model in self.drafter.models:
+                    if model.drafts_chains:
+                        model.warm_up_chains(drawn, alone=True)
+            if compiled is not None:
+                compiled.result()
 
     def row(
         self,

@@ -17,7 +17,7 @@ from foretoken.limits import current_limits
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.checkpoint import LayerWeights, Matrix, Weights
-from foretoken.models.native.compilation import GraphKey
+from foretoken.models.native.graph_keys import GraphKey
 from foretoken.models.native.linear import Quantize
 from foretoken.models.native.loader import rounding
 from foretoken.models.native.openvino_backend import OpenVinoBackend
@@ -160,9 +160,9 @@ class HeadNetwork:
     def __init__(self, weights: HeadWeights, dtype: torch.dtype, quantize: Quantize | None) -> None:
         self._weights, self._dtype, self._quantize = weights, dtype, quantize
 
-    def graph(self, key: GraphKey) -> DecoderGraph:
-        """See `Network`."""
-        return HeadGraph(self._weights, self._dtype, self._quantize, key)
+    def graphs(self, keys: Sequence[GraphKey], memory: Sequence[Tensor] | None) -> list[DecoderGraph]:
+        """See `Network`; they take keys and values as inputs."""
+        return [HeadGraph(self._weights, self._dtype, self._quantize, key) for key in keys]
 
     def arrays(self, feeds: Sequence[Feed]) -> dict[str, Any]:
         """The states of all feeds, zeros for padding."""

@@ -76,9 +76,8 @@ class PassWidths:
         padding: tokens of padding in all passes so far, without those of passes as wide as `least`; it only grows.
         changes: passes so far that were not as wide as the one before; likewise.
         narrow: widths, in rising order, of which passes over one row have graphs of their own. A change between them
-            costs something, too: each holds the weights once more, and those of one that ran before lie in the
-            processor's caches. On one that keeps 32 MB there, passes of 17 MB of weights over 1 and 6 tokens took 0.66
-            and 0.86 ms again and again, and 1.1 and 1.4 in turns.
+            costs something, too: what lies between layers, and the code of each layer, are others in the processor's
+            caches, and the weights, too, where graphs hold them by themselves (`foretoken.models.native.branching`).
     """
 
     def __init__(self, patience: int, least: int = 1, *, tells: int = 1) -> None:
@@ -134,11 +133,15 @@ class PassWidths:
         exact = next((size for size in self.narrow if size >= tokens), 0)
         width = planned if exact and planned >= tokens else exact
         if width:
-            self.hold(0)
             self.padding += width - tokens
-            self.changes += width != self.last
-            self.last, self._spent, self._most = width, 0, 0
+            self.take(width)
         return width
+
+    def take(self, width: int) -> None:
+        """The next pass has this width, whatever was planned."""
+        self.hold(0)
+        self.changes += width != self.last
+        self.last, self._spent, self._most = width, 0, 0
 
     def peek(self, tokens: int) -> int:
         """What `fit` would return; nothing changes."""

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from foretoken.models.chain import UNITS, Draws
-from foretoken.models.native.compilation import GraphKey
+from foretoken.models.native.graph_keys import GraphKey
 
 CHAIN_STEPS = (5, 3, 2, 1)
 """Steps that are compiled into one graph; any number of steps is made up of these, and steps beyond it are dropped."""

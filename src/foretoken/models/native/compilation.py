@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from threading import Lock
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 import openvino as ov
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from foretoken.models.machine import cores
 from foretoken.models.mapped import meanwhile, trim
+from foretoken.models.native.branching import branched
+from foretoken.models.native.graph_keys import CompileOptions, GraphKey, together
 from foretoken.models.native.graph_nodes import shared
 from foretoken.models.native.openvino_graph import DecoderGraph
 from foretoken.models.native.paging import BlockPool
@@ -25,83 +28,49 @@ from foretoken.models.widths import PassWidths
 _PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
-@dataclass(frozen=True)
-class GraphKey:
-    """Which graph of a model.
-
-    Attributes:
-        hidden_layers: layers whose hidden states are outputs.
-        steps: passes of a chain; None for a single pass.
-        draws: the chain's tokens are drawn.
-        layers: first layers that are run; None for all.
-        width: tokens of a pass over one row, of a chain's first one; None for any number of tokens and rows.
-        widened: 16-bit weights are float32 in it; else they are widened in every pass.
-    """
-
-    hidden_layers: tuple[int, ...] = ()
-    steps: int | None = None
-    draws: bool = False
-    layers: int | None = None
-    width: int | None = None
-    widened: bool = False
-
-
-@dataclass(frozen=True)
-class CompileOptions:
-    """How a model's graphs are compiled.
-
-    Attributes:
-        dtype: what they compute in: float32 or bfloat16.
-        cache_dtype: of keys and values: `dtype`, or float16 for float32.
-        input_group: features that share a scale where the inputs of linear layers are rounded to eight bits; 0 where
-            they keep their precision.
-        threads: of the runtime.
-        patience, least, tells: of `PassWidths`; chains have no least width, and any padding of theirs tells.
-    """
-
-    dtype: torch.dtype
-    cache_dtype: torch.dtype
-    input_group: int
-    threads: int
-    patience: int
-    least: int = 1
-    tells: int = 1
-
-
 class CompiledGraph:
     """A compiled graph, its inputs, and the memory of its outputs.
 
     Args:
         graph: its `model` is not kept.
         pool: the keys and values that it reads and writes.
-        options: how it is compiled.
+        options: how it was compiled.
+        request: runs it.
+        output_layer: runs its output layer where that is a model of its own; else None.
+        inputs: of the request, where others share it.
 
     Attributes:
-        width: tokens that it takes; None for any number.
+        width, picks: as of the graph.
         widths: what passes over any number are padded to.
     """
 
-    def __init__(self, graph: DecoderGraph, pool: BlockPool, options: CompileOptions) -> None:
-        self.width, self.widths = graph.width, PassWidths(options.patience, options.least, tells=options.tells)
-        settings = {
-            "INFERENCE_PRECISION_HINT": _PRECISIONS[options.dtype],
-            "KV_CACHE_PRECISION": _PRECISIONS[options.cache_dtype],
-            **_scheduling(options.threads),
-        }
-        self._packed = False
+    def __init__(
+        self,
+        graph: DecoderGraph,
+        pool: BlockPool,
+        options: CompileOptions,
+        request: Any,
+        output_layer: Any = None,
+        inputs: _Inputs | None = None,
+    ) -> None:
+        self.width, self.picks = graph.width, graph.picks
+        self.widths = PassWidths(options.patience, options.least, tells=options.tells)
         # The runtime keeps its own copy of the nodes; what has to stay is the memory that constants lie in.
         self._weights, self._caches, self._release = graph.weights, graph.caches, graph.release
-        trim()  # what building the graph took besides
-        with meanwhile(graph.release):
-            self._request = _compile(graph.model, options.input_group, settings)
-            layer = graph.output_layer
-            self._output_layer = None if layer is None else _compile(layer, graph.output_group, settings)
+        self._request, self._output_layer, self._packed = request, output_layer, False
         self._pool, self._version = pool, -1
         self._memory: list[Any] = []
         self._names = graph.inputs
         self._types = [np.uint8 if name == "tree" else np.int32 for name in self._names]  # of Python's numbers
-        self._inputs: list[Any] = [None] * len(self._names)
-        self._given: list[Any] = [None] * len(self._names)  # the numbers in there, where they came as Python's
+        self._inputs = inputs or _Inputs(len(self._names))
+        self._places: Sequence[int] = range(len(self._names))
+        # The arrays of inputs that are never bound anew.
+        self._fixed: Sequence[np.ndarray | None] = [None] * len(self._names)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the keys and values lie where the graph can't find them."""
+        return False
 
     def run(self, arrays: dict[str, Any]) -> list[Tensor]:
         """Outputs ``[P, …]`` for inputs by name: arrays, or Python's numbers and lists.
@@ -116,20 +85,22 @@ class CompiledGraph:
             for number, (tensor, _) in enumerate(self._memory):
                 request.set_input_tensor(len(self._names) + number, tensor)
             self._version = version
-        for number, name in enumerate(self._names):
-            array, bound = arrays[name], self._inputs[number]
+        all_bound, all_given = self._inputs.bound, self._inputs.given
+        for name, kind, place, fixed in zip(self._names, self._types, self._places, self._fixed, strict=True):
+            array = arrays[name]
             if isinstance(array, np.ndarray):
-                self._given[number] = None
-            elif array == self._given[number]:
+                all_given[place] = None
+            elif array == all_given[place]:
                 continue
             else:
-                self._given[number] = array
-                array = np.array(array, dtype=self._types[number])
+                all_given[place] = array
+                array = np.array(array, dtype=kind)
+            bound = all_bound[place] if fixed is None else fixed
             if bound is not None and bound.shape == array.shape:
                 np.copyto(bound, array)  # takes a tenth of the time of making a tensor
             else:
-                bound = self._inputs[number] = np.array(array, order="C")
-                request.set_input_tensor(number, ov.Tensor(bound, shared_memory=True))
+                bound = all_bound[place] = np.array(array, order="C")
+                request.set_input_tensor(place, ov.Tensor(bound, shared_memory=True))
         if self._packed:
             found = self._infer()
         else:
@@ -148,6 +119,118 @@ class CompiledGraph:
         return (*self._output_layer.infer(share_outputs=True).to_tuple(), *found[1:])
 
 
+class _Inputs:
+    """What each input of a request is bound to; branches share it, as they share the request.
+
+    Args:
+        count: of the inputs.
+
+    Attributes:
+        bound: the arrays that are written to and read from; None before the first, and for those that never change.
+        given: the numbers in there, where they came as Python's.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.bound: list[Any] = [None] * count
+        self.given: list[Any] = [None] * count
+
+
+class Branches:
+    """The compiled model that graphs are branches of, see `branching`.
+
+    Args:
+        graphs: whose keys and values are constants.
+        memory: what these lie in; it stays as long as the graphs do, wherever the pool is by then.
+        moves: of the pool when this was its memory.
+        pool: of keys and values.
+        options: how the model is compiled.
+
+    Attributes:
+        made: what was compiled.
+        request: runs the branch that was chosen.
+        inputs: of the request.
+    """
+
+    def __init__(
+        self,
+        graphs: Sequence[DecoderGraph],
+        memory: Sequence[Tensor],
+        moves: int,
+        pool: BlockPool,
+        options: CompileOptions,
+    ) -> None:
+        self._memory, self._moves, self._pool = memory, moves, pool
+        made = branched(graphs)
+        self.places, self.views = made.places, made.views  # the model is not kept
+        trim()  # what building the graphs took besides
+        with meanwhile(graphs[0].release):
+            self.request = _compile(made.model, options.input_group, _settings(options))
+        self.inputs = _Inputs(len(made.model.inputs))
+        self._choices = [np.zeros((), dtype=np.bool_) for _ in made.choices]
+        for place, array in [*made.arrays.items(), *zip(made.choices, self._choices, strict=True)]:
+            self.request.set_input_tensor(place, ov.Tensor(array, shared_memory=True))
+        self._chosen = -1
+
+    @property
+    def moved(self) -> bool:
+        """Whether the pool lies in other memory by now."""
+        return self._pool.moves != self._moves
+
+    def choose(self, number: int) -> None:
+        """Have the next call run this graph."""
+        if number != self._chosen:
+            for other, choice in enumerate(self._choices):
+                choice[...] = other == number
+            self._chosen = number
+
+
+class Branch(CompiledGraph):
+    """One of several graphs that were compiled as one.
+
+    Args:
+        branches: all of them.
+        number: of this one.
+        graph: this one; its `model` is not kept.
+        pool: of keys and values.
+        options: how it was compiled.
+    """
+
+    def __init__(
+        self, branches: Branches, number: int, graph: DecoderGraph, pool: BlockPool, options: CompileOptions
+    ) -> None:
+        super().__init__(graph, pool, options, branches.request, inputs=branches.inputs)
+        self._branches, self._number = branches, number
+        self._places, self._fixed = branches.places[number], branches.views[number]
+
+    @property
+    def moved(self) -> bool:
+        """See `CompiledGraph.moved`."""
+        return self._branches.moved
+
+    def run(self, arrays: dict[str, Any]) -> list[Tensor]:
+        """See `CompiledGraph.run`."""
+        self._branches.choose(self._number)
+        return super().run(arrays)
+
+
+def _settings(options: CompileOptions) -> dict[str, str]:
+    return {
+        "INFERENCE_PRECISION_HINT": _PRECISIONS[options.dtype],
+        "KV_CACHE_PRECISION": _PRECISIONS[options.cache_dtype],
+        **_scheduling(options.threads),
+    }
+
+
+def _compile_graph(graph: DecoderGraph, options: CompileOptions) -> tuple[Any, Any]:
+    """What runs a graph, and what runs its output layer where that is a model of its own; else None."""
+    settings = _settings(options)
+    trim()  # what building the graph took besides
+    with meanwhile(graph.release):
+        request = _compile(graph.model, options.input_group, settings)
+        layer = graph.output_layer
+        return request, None if layer is None else _compile(layer, graph.output_group, settings)
+
+
 def _compile(model: ov.Model, input_group: int, settings: dict[str, str]) -> Any:
     """What runs a model, with inputs of rounded layers rounded in groups of so many features."""
     group = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(input_group)}
@@ -161,37 +244,93 @@ class CompiledGraphs:
     import them again: what its paged attention has to know of its heads (``k_head_size``) is not written.
 
     Args:
-        build: makes the graph of a key.
+        build: makes the graphs of keys, with these keys and values or with none of their own.
         pool: the keys and values that they share.
         options: of the graphs that are not compiled yet.
+        lands: a method that runs a graph of a fixed width, and says whether keys and values came to lie in the pool.
+            None where no graphs are branches of one.
     """
 
-    def __init__(self, build: Callable[[GraphKey], DecoderGraph], pool: BlockPool, options: CompileOptions) -> None:
+    def __init__(
+        self,
+        build: Callable[[Sequence[GraphKey], Sequence[Tensor] | None], list[DecoderGraph]],
+        pool: BlockPool,
+        options: CompileOptions,
+        lands: Callable[[CompiledGraph, GraphKey], bool] | None = None,
+    ) -> None:
         self._build, self._pool, self.options = build, pool, options
+        self._lands = None if lands is None else WeakMethod(lands)  # of who holds these graphs
         self._found: dict[GraphKey, CompiledGraph] = {}
+        self._refused: set[tuple[GraphKey, ...]] = set()  # graphs that could not be branches
         self._lock = Lock()
 
     def __call__(self, key: GraphKey) -> CompiledGraph:
-        """The graph, compiled now if it has not been."""
-        if key not in self._found:
-            # A chain is not padded, but begins earlier in its sequence, whose keys and values it computes again.
-            options = self.options if key.steps is None else replace(self.options, least=1, tells=sys.maxsize)
-            graph = CompiledGraph(self._build(key), self._pool, options)
-            with self._lock:
-                self._found.setdefault(key, graph)
-        return self._found[key]
+        """The graph, compiled now if it has not been, or does not find the pool any more.
 
-    def drop(self, key: GraphKey) -> None:
-        """Let go of a graph."""
+        With it all are compiled that it is a branch of one with.
+        """
+        graph = self._found.get(key)
+        if graph is None or graph.moved:
+            made = None
+            if key.among and key.among not in self._refused:
+                made = self._as_branches(together(key.among))
+                if made is None:
+                    self._refused.add(key.among)
+            made = made or {key: self._by_itself(key)}
+            with self._lock:  # another thread may have compiled the same, or drop it right after
+                self._found = made | {each: found for each, found in self._found.items() if not found.moved}
+                graph = self._found[key]
+        return graph
+
+    def _by_itself(self, key: GraphKey) -> CompiledGraph:
+        graph, options = self._build([key], None)[0], self._options_of(key)
+        return CompiledGraph(graph, self._pool, options, *_compile_graph(graph, options))
+
+    def _as_branches(self, keys: Sequence[GraphKey]) -> dict[GraphKey, CompiledGraph] | None:
+        """Graphs as branches of one; None where keys and values can't be part of a graph."""
+        lands = None if self._lands is None else self._lands()
+        # Other memory may not be set aside. The runtime may copy constants, of float16 if it widens them: so each graph
+        # is run, and what becomes of the pool is looked at.
+        if lands is None or self.options.cache_dtype is torch.float16 or not self._pool.sets_aside:
+            return None
+        with self._pool.lock:
+            memory, moves = self._pool.memory(), self._pool.moves
+        try:
+            graphs = self._build(keys, memory)
+            branches = Branches(graphs, memory, moves, self._pool, self.options)
+            made: dict[GraphKey, CompiledGraph] = {
+                key: Branch(branches, number, graph, self._pool, self._options_of(key))
+                for number, (key, graph) in enumerate(zip(keys, graphs, strict=True))
+            }
+            return made if all([lands(graph, key) for key, graph in made.items()]) else None
+        except RuntimeError:  # the runtime can't: decoding goes on with graphs by themselves
+            return None
+
+    def _options_of(self, key: GraphKey) -> CompileOptions:
+        # A chain is not padded, but begins earlier in its sequence, whose keys and values it computes again.
+        return self.options if key.steps is None else replace(self.options, least=1, tells=sys.maxsize)
+
+    def drop(self, keys: Iterable[GraphKey]) -> None:
+        """Let go of graphs."""
         with self._lock:
-            self._found.pop(key, None)
+            for key in keys:
+                self._found.pop(key, None)
+                self._refused.discard(key.among)  # the pool may have room by then
+
+    def drop_moved(self) -> None:
+        """Let go of graphs that don't find the pool any more, and so of the memory where it was."""
+        with self._lock:
+            self._found = {key: graph for key, graph in self._found.items() if not graph.moved}
 
     def prepare(self, keys: Iterable[GraphKey]) -> list[GraphKey]:
-        """Compile graphs now, in parallel, so that no request waits for them; which ones had not been compiled."""
-        missing = [key for key in keys if key not in self._found]
+        """Compile graphs now, in parallel, so that no request waits for them; those that had not been compiled."""
+        found = self._found
+        missing = [key for key in keys if key not in found or found[key].moved]
+        first = {key.among or key: key for key in missing}
         if missing:
             with ThreadPoolExecutor(min(len(missing), cores())) as threads:
-                list(threads.map(self, missing))
+                list(threads.map(self, first.values()))  # one of several branches compiles all
+                list(threads.map(self, missing))  # others where they can't be branches
         return missing
 
 

@@ -53,10 +53,16 @@ class WeightNodes:
     Args:
         quantize: None to leave matrices that are not packed as they are; else they get eight bits.
         constants: of the graph.
+        round_off: gives eight bits and a scale of each row.
     """
 
-    def __init__(self, quantize: Quantize | None, constants: Constants) -> None:
-        self._quantize, self._constants = quantize, constants
+    def __init__(
+        self,
+        quantize: Quantize | None,
+        constants: Constants,
+        round_off: Callable[[Tensor], tuple[Tensor, Tensor]] = quantised,
+    ) -> None:
+        self._quantize, self._constants, self._round_off = quantize, constants, round_off
         self._memory: list[Any] = []  # constants don't keep the memory that they lie in
         self._nodes: dict[tuple[int, str], Any] = {}
 
@@ -136,7 +142,7 @@ class WeightNodes:
         return self._nodes[key]
 
     def _quantised(self, weight: Tensor) -> Any:
-        rounded, scale = quantised(weight)
+        rounded, scale = self._round_off(weight)
         if weight.shape[1] % 2:
             # In bfloat16 the runtime's products of eight-bit weights are wrong for odd widths: with 67 features scores
             # were off by 0.15 of their deviation, and by 0.03 with 64.

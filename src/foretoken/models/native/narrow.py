@@ -2,15 +2,16 @@
 
 A graph for any number of tokens and rows asks each of its operations in each pass whether its shapes have changed, and
 gets all of them ready anew where they have. Beside few weights that is a fifth of a pass, and more after a change.
-Graphs of fixed sizes are free of it, but each takes some 0.4 s to compile, and packs the weights again. So a process
-makes them when it is asked to be ready for many requests (`Engine.warm_up`), and else beside requests, once passes
-without them have lost as much time as they take to make. That is the rule for renting skis: rent until the rent would
-have bought them. Whatever is to come, it costs at most twice what the best decision would have.
+Graphs of fixed sizes are free of it, but each takes some 0.2 s to compile. They are branches of one (`branching`), so
+that weights are packed once for all. A process makes them when it is asked to be ready for many requests
+(`Engine.warm_up`), and else beside requests, once passes without them have lost as much time as they take to make. That
+is the rule for renting skis: rent until the rent would have bought them. Whatever is to come, each of its two stages
+costs at most twice what the best decision on it would have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from threading import Thread, main_thread
 from typing import Any
 from weakref import WeakMethod
@@ -18,7 +19,9 @@ from weakref import WeakMethod
 from foretoken.models.chain import Draws
 from foretoken.models.native.cache import Feed
 from foretoken.models.native.chaining import CHAIN_STEPS
-from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, GraphKey
+from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs
+from foretoken.models.native.graph_keys import GraphKey, together
+from foretoken.models.native.openvino_graph import MOST_PICKS
 from foretoken.models.native.widening import FEW, MOST, Widening
 from foretoken.models.widths import PassWidths
 
@@ -26,16 +29,30 @@ WIDTHS = (1, 4, 6, 9, 13, 17)
 """Tokens of passes that get graphs of their own; one over another number of tokens is padded to the next of them. The
 widest takes the longest chain that the policy considers."""
 
-_STAGES = ((1, 4, 17), (6, 9, 13))
-"""Those that are made together, beside requests. With the first ones there is none that has to get ready anew."""
+_STAGES = ((1, 4, 17), WIDTHS)
+"""Those that are made together, beside requests. With the first ones there is none that has to get ready anew; passes
+of other widths lose time to padding, and the second ones take the place of the first."""
+
+_PADDED = WIDTHS[-2]
+"""Tokens of the longest passes that are padded to more with the first ones alone than with all."""
 
 _LOST = 0.2
 """Share of a pass that is lost without them. On outputs of the shipped target it was 0.13 in plain decoding, 0.36 with
 drafts of three tokens, which pay for changes, and 0.08 with eight. By widening weights in a pass over five tokens or
 more 0.1 to 0.25 of it were lost on a processor with AVX2."""
 
+PROMPT_WIDTHS = (33, 65)
+"""Tokens of passes over short prompts, and over the ends of longer ones, that get graphs of their own in a process that
+is asked to be ready, where they are branches. Drafts are not padded to these. The first token of prompts of 18 to 33
+and of 34 to 65 tokens took 5.2 and 6.3 ms without them, and 3.6 and 5.0 ms with them: 20 MB of weights, two cores."""
+
 CHAIN_WIDTH = 2
 """Tokens before a chain, at most, in its graph: after a round in which it drafted, a drafter lags by one or two."""
+
+_LAGS = (4, 17)
+"""Tokens of graphs that read a longer lag before a chain, all of it but the last token: when others drafted, or a
+request begins. Chains of two, three and five tokens, by turns after one or two tokens and after 3 to 18, took 0.9 and
+1.2 to 1.3 ms where a graph for any number of tokens reads the longer lags, and 0.7 and 1.0 to 1.1 ms with these."""
 
 MOST_BYTES = 64_000_000
 """Bytes of weights of the largest model that has such graphs. More weights take longer to read than all of this."""
@@ -50,6 +67,7 @@ class NarrowGraphs:
         run: a method that runs a graph for the first time, which packs its weights.
         price: seconds that it takes to make one.
         widening: of the model; None where no weights can be widened.
+        prompts: make those of `PROMPT_WIDTHS`, too.
     """
 
     def __init__(
@@ -59,20 +77,45 @@ class NarrowGraphs:
         run: Callable[[CompiledGraph], Any],
         price: float,
         widening: Widening | None = None,
+        *,
+        prompts: bool = False,
     ) -> None:
+        self._prompt_widths = PROMPT_WIDTHS if prompts else ()
         self._graphs, self._widths, self._price, self._widening = graphs, widths, price, widening
         self._run = WeakMethod(run)  # of the backend that holds these graphs
-        self._ready: dict[GraphKey, CompiledGraph] = {}
         self._passes: dict[int, CompiledGraph] = {}  # by width, in rising order
+        self._prompts: dict[int, CompiledGraph] = {}  # likewise
+        self._chains: dict[tuple[int, int, bool], CompiledGraph] = {}  # by width, steps, and whether they draw
+        self._lost_chains: set[bool] = set()  # whether they drew, of those whose keys and values lie elsewhere now
         self._lost, self._lost_by_widening = [0.0 for _ in _STAGES], 0.0
         self._maker: Thread | None = None
 
-    def for_pass(self, feeds: Sequence[Feed]) -> CompiledGraph | None:
-        """The graph for a pass over these feeds; None if it is not one of few tokens of one row, or has no graph."""
+    def for_pass(self, feeds: Sequence[Feed], picks: int) -> CompiledGraph | None:
+        """The graph for a pass over these feeds; None if it is not one of few tokens of one row, or has no graph.
+
+        Args:
+            feeds: of the pass.
+            picks: of how many tokens logits are wanted, at least 1.
+        """
         # Of several rows none fits, and what was planned for one row is over.
-        tokens = len(feeds[0].tokens) if len(feeds) == 1 else WIDTHS[-1] + 1
+        tokens = len(feeds[0].tokens) if len(feeds) == 1 else PROMPT_WIDTHS[-1] + 1
         width = self._widths.narrow_for(tokens)  # before the graphs are looked at: they may be made meanwhile
-        return self._passes.get(width)
+        graph = self._passes.get(width)
+        if not width and picks <= MOST_PICKS:
+            width = next((each for each in self._prompts if each >= tokens), 0)
+            graph = self._prompts.get(width)
+            if graph is not None:
+                self._widths.take(width)
+        if graph is not None and graph.moved:
+            self._forget()
+            return None
+        return graph
+
+    def _forget(self) -> None:
+        """Passes have no graphs any more, until they have lost as much again."""
+        self._passes, self._prompts, self._widths.narrow = {}, {}, ()
+        self._graphs.drop_moved()
+        self._lost = [0.0 for _ in _STAGES]
 
     def for_tokens(self, tokens: int) -> CompiledGraph | None:
         """The graph for a pass over so many tokens of any rows; None for the usual one."""
@@ -88,7 +131,7 @@ class NarrowGraphs:
         stage = 0 if not self._passes else 1
         if len(feeds) > 1 or size > WIDTHS[-1] or len(self._passes) == len(WIDTHS):
             return
-        if stage == 0 or _STAGES[0][1] < size <= _STAGES[1][-1]:
+        if stage == 0 or _STAGES[0][1] < size <= _PADDED:
             self._lost[stage] += _LOST * seconds
             if self._lost[stage] >= len(_STAGES[stage]) * self._price:
                 self._start(_STAGES[stage])
@@ -110,11 +153,31 @@ class NarrowGraphs:
 
         q of such a graph is rounded otherwise, and whether a process has it depends on what it was asked for before.
         """
-        if draws is not None and draws.reproducible:
+        return self._chain(feeds, CHAIN_WIDTH, steps, draws) if len(feeds[0].tokens) <= CHAIN_WIDTH else None
+
+    def for_lag(self, feeds: Sequence[Feed], draws: Draws | None) -> CompiledGraph | None:
+        """The graph that reads all tokens before a chain but the last, as a chain of one step; else as `for_chain`.
+
+        None, too, for so few tokens that the graph of the chain takes them all.
+        """
+        lag = len(feeds[0].tokens) - 1
+        width = next((width for width in _LAGS if width >= lag), 0)
+        return self._chain(feeds, width, 1, draws) if lag >= CHAIN_WIDTH else None
+
+    def _chain(self, feeds: Sequence[Feed], width: int, steps: int, draws: Draws | None) -> CompiledGraph | None:
+        if (draws is not None and draws.reproducible) or len(feeds) > 1 or feeds[0].parents is not None:
             return None
-        if len(feeds) > 1 or feeds[0].parents is not None or len(feeds[0].tokens) > CHAIN_WIDTH:
-            return None
-        return self._ready.get(GraphKey((), steps, draws is not None, width=CHAIN_WIDTH))
+        graph = self._chains.get((width, steps, draws is not None))
+        if graph is not None and graph.moved:  # so are others: they are made again, beside requests
+            graph = None
+            moved = [key for key, each in list(self._chains.items()) if each.moved]
+            self._lost_chains.update(key[2] for key in moved)
+            for key in moved:
+                self._chains.pop(key, None)
+            self._graphs.drop_moved()
+        if graph is None and self._lost_chains:
+            self._start(())
+        return graph
 
     def decide(self) -> None:
         """Try whether weights are widened before passes over 5 to 64 tokens, unless that was tried."""
@@ -125,48 +188,53 @@ class NarrowGraphs:
         """Compile those for passes."""
         self.join()
         self.decide()
-        self._add(WIDTHS)
+        self._add(WIDTHS, self._prompt_widths)
 
     def _make(self, widths: Sequence[int]) -> None:
         """`_add` beside requests. A process that ends waits for no more than what is being tried or made."""
         try:
             self.decide()
-            for width in widths:
+            for key in self._keys_of(widths):
                 if main_thread().is_alive():
-                    self._graphs(self._key(width))
+                    self._graphs(key)
             if main_thread().is_alive():
                 self._add(widths)
+            while self._lost_chains and main_thread().is_alive():
+                self.prepare_chains(next(iter(self._lost_chains)))
         except (RuntimeError, MemoryError):  # decoding goes on as it did
             self._price = float("inf")
+            self._lost_chains.clear()
         finally:
             self._maker = None
 
-    def _add(self, widths: Sequence[int]) -> None:
-        """Have graphs for passes of these widths."""
-        keys = {self._key(width): width for width in widths if width not in self._passes}
-        self._prepare(keys)
+    def _add(self, widths: Sequence[int], prompts: Sequence[int] = ()) -> None:
+        """Have graphs for passes of these widths, in place of any others."""
+        if len(widths) <= len(self._passes) and len(prompts) <= len(self._prompts):  # they are there
+            return
+        old, keys = self._keys_of([*self._passes, *self._prompts]), self._keys_of([*widths, *prompts])
+        self._graphs.prepare(keys)
+        made = {width: self._graphs(key) for width, key in zip([*widths, *prompts], keys, strict=True)}
         run = self._run()
         if run is None:
             return
-        for key in keys:
-            run(self._ready[key])
-        made = self._passes | {width: self._ready[key] for key, width in keys.items()}
-        self._passes = dict(sorted(made.items()))
-        self._widths.narrow = tuple(self._passes)
+        for graph in made.values():
+            run(graph)
+        self._prompts = {width: made.pop(width) for width in prompts}
+        self._passes, self._widths.narrow = made, tuple(made)
+        self._graphs.drop(set(old).difference(keys))  # another thread may have added the same
 
-    def _key(self, width: int) -> GraphKey:
-        return GraphKey(width=width, widened=self.for_tokens(width) is not None)
+    def _keys_of(self, widths: Sequence[int]) -> list[GraphKey]:
+        """Keys of graphs for passes that are made together; asked for once it is decided which weights are widened."""
+        return together([GraphKey(width=width, widened=self.for_tokens(width) is not None) for width in widths])
 
     def prepare_chains(self, drawn: bool) -> list[int]:
-        """Compile those for chains of drawn tokens, or of most probable ones; the lengths of those that are new."""
-        keys = {GraphKey((), steps, drawn, width=CHAIN_WIDTH): steps for steps in CHAIN_STEPS}
-        return [keys[key] for key in self._prepare(keys)]
-
-    def _prepare(self, keys: Iterable[GraphKey]) -> list[GraphKey]:
-        due = [key for key in keys if key not in self._ready]
-        self._graphs.prepare(due)
-        self._ready |= {key: self._graphs(key) for key in due}
-        return due
+        """Compile those for chains of drawn tokens, or of most probable ones; how many steps each new one takes."""
+        sizes = [(CHAIN_WIDTH, steps) for steps in CHAIN_STEPS] + [(width, 1) for width in _LAGS]
+        keys = together([GraphKey((), steps, drawn, width=width) for width, steps in sizes])
+        new = self._graphs.prepare(keys)
+        self._chains |= {(*size, drawn): self._graphs(key) for size, key in zip(sizes, keys, strict=True)}
+        self._lost_chains.discard(drawn)
+        return [key.steps or 0 for key in new if key.width == CHAIN_WIDTH]
 
 
 def lengthened(feed: Feed, width: int) -> Feed:

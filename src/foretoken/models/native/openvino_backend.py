@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import accumulate
 from threading import Lock
@@ -25,7 +25,9 @@ from foretoken.models.native.chaining import (
     steps_of_call,
 )
 from foretoken.models.native.checkpoint import Weights
-from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, CompileOptions, GraphKey
+from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs
+from foretoken.models.native.feed_arrays import begin_earlier, bends, rotation, score_by_path, trees
+from foretoken.models.native.graph_keys import CompileOptions, GraphKey
 from foretoken.models.native.linear import ROUNDED_INPUTS, Quantize
 from foretoken.models.native.narrow import MOST_BYTES, NarrowGraphs, lengthened
 from foretoken.models.native.openvino_network import DecoderNetwork, Network
@@ -47,6 +49,14 @@ _PREFILL_SAVING = 64
 495 tokens of a 500M model in passes of 128 and 64 took 0.59 and 0.61 s as Q8_0, and 0.73 and 0.79 s as Q4_K_M (AVX-512
 with VNNI, two threads; llama.cpp 2.4 and 2.3 s).
 """
+
+_ADDRESSED = 65536
+"""Slots for which a small model's keys and values have addresses at least. Where they lie is part of some of its
+graphs, which are lost when it changes; addresses cost nothing."""
+
+_MARK = 0x3F
+"""Bytes of memory that is looked at for keys and values. They may well be zeros: those of a token that is a zero vector
+are, and such a vector is what padding often has. As numbers of any type, these bytes are some 0.75."""
 
 AnyFeed = TypeVar("AnyFeed", bound=Feed)
 
@@ -92,7 +102,8 @@ class OpenVinoBackend:
         self._windows = set(spec.windows)
         self.chains = weights.bytes() <= MOST_CHAINED
         self._rotary = Rotary(spec.config, spec.rotary_dim)
-        self.pool = BlockPool(spec.layers, spec.groups, spec.head_dim, cache_dtype, spec.max_length)
+        room = max(spec.max_length, _ADDRESSED) if small else spec.max_length
+        self.pool = BlockPool(spec.layers, spec.groups, spec.head_dim, cache_dtype, room)
         self._lock = Lock()
         self._layers: int | None = None  # that are run; all
         least = least_for(size, bfloat16=dtype is torch.bfloat16 and quantize is None)
@@ -101,22 +112,26 @@ class OpenVinoBackend:
         tells = WIDE - 1 if quantize is not None or weights.rounds_inputs else 1
         patience, threads = patience_for(size), torch.get_num_threads()
         self._options = CompileOptions(dtype, cache_dtype, group, threads, patience, least, tells)
-        self.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
+        narrows = small and network is None  # networks that are fed more than tokens take any number of them
+        # In a branch the runtime would widen 16-bit weights as it compiles it, and its passes would read twice as much.
+        lands = self.lands if narrows and not weights.keeps_16_bits else None
+        self.graphs = CompiledGraphs(self._network.graphs, self.pool, self._options, lands)
         self._scratch = [self.pool.take()]  # where padding writes keys and values
         start = perf_counter()
         self._plain = self.graphs(GraphKey())
         price = perf_counter() - start
         self.narrow: NarrowGraphs | None = None
-        if small and network is None:  # networks that are fed more than tokens take any number of them
+        if narrows:
             widens = dtype is torch.float32 and quantize is None and weights.keeps_16_bits
             widening = Widening(self.graphs, self.try_out, decoder.forget_widened) if widens else None
-            self.narrow = NarrowGraphs(self.graphs, self._plain.widths, self.try_out, price, widening)
+            prompts, widths = lands is not None and tells == 1, self._plain.widths
+            self.narrow = NarrowGraphs(self.graphs, widths, self.try_out, price, widening, prompts=prompts)
 
     def exit_after(self, layers: int) -> OpenVinoBackend:
         """The same caches, with the first layers alone run: in graphs of their own, which hold their weights again."""
         early = copy(self)
         early._layers, early.narrow = layers, None
-        early.graphs = CompiledGraphs(self._network.graph, self.pool, self._options)
+        early.graphs = CompiledGraphs(self._network.graphs, self.pool, self._options)
         early.chains = self._weights.bytes(layers) <= MOST_CHAINED
         early._plain = early.graphs(GraphKey(layers=layers))
         return early
@@ -138,22 +153,27 @@ class OpenVinoBackend:
         self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]]:
         """See `TorchBackend.score`."""
-        if any(_bends(feed, self._windows) for feed in feeds):
-            return self._score_by_path(cache, feeds, picks, hidden_layers)
+        if any(bends(feed, self._windows) for feed in feeds):
+            return score_by_path(lambda paths, wanted: self.score(cache, paths, wanted, hidden_layers), feeds, picks)
         narrow = self.narrow if not hidden_layers else None
-        graph = (narrow.for_pass(feeds) if narrow and picks else None) or self._graph(hidden_layers)
+        graph = narrow.for_pass(feeds, len(picks)) if narrow and picks else None
         start = perf_counter()
+        outputs = None
         with self._lock:
-            if graph.width is None:
+            if graph is not None:
+                fed: Sequence[Feed] = [lengthened(feeds[0], graph.width or 0)]
+            else:
+                graph = self._graph(hidden_layers)
                 fed = self._padded(feeds, graph.widths)
                 graph = (narrow.for_tokens(sum(len(feed.tokens) for feed in fed)) if narrow else None) or graph
-            else:
-                fed = [lengthened(feeds[0], graph.width)]
             arrays = self._arrays(cache, fed)
             begins = arrays["subsequence_begins"]
             nodes = [begins[feed] + node for feed, node in picks] or [0]
-            arrays["picks"] = nodes + [0] * ((graph.width or 0) - len(nodes))
-            outputs = graph.run(arrays)
+            arrays["picks"] = nodes + [0] * (graph.picks - len(nodes))
+            if not graph.moved:
+                outputs = graph.run(arrays)
+        if outputs is None:  # the rows' blocks took more memory than was set aside
+            return self.score(cache, feeds, picks, hidden_layers)
         if narrow and picks:
             narrow.took(feeds, perf_counter() - start)
         if self._saves and any(len(feed.tokens) == self.prefill_tokens for feed in feeds):
@@ -163,12 +183,37 @@ class OpenVinoBackend:
         return outputs[0], outputs[1:]
 
     def try_out(self, graph: CompiledGraph, tokens: int = 1) -> Tensor:
-        """Logits ``[T, V]`` of as many tokens as a graph takes, or so many: its first run packs weights."""
+        """Logits ``[T, V]`` of as many tokens as a graph takes, or so many: its first run packs weights.
+
+        None of them where it has lost the pool.
+        """
         size = graph.width or min(tokens, self.spec.max_length)
         with self._lock:
             cache, text = self.open(1), [at % self.spec.vocab_size for at in range(size)]
             arrays = self._arrays(cache, [Feed(0, 0, text, 0, None)])
-            return graph.run(arrays | {"picks": list(range(size))})[0]
+            if graph.moved:  # it has no place for blocks that were taken since; it will not be used
+                return torch.empty(0)
+            return graph.run(arrays | {"picks": list(range(graph.picks or size))})[0]
+
+    def lands(self, graph: CompiledGraph, key: GraphKey) -> bool:
+        """Whether a graph of a fixed width writes its keys and values to the pool, by running it for no request."""
+        width, steps, store = graph.width or 1, key.steps or 1, PagedStore(self.pool, 1)
+        cache, feed = NativeCache(store, 1), Feed(0, 0, [0] * width, 0, None)
+        with self._lock:
+            if key.steps is None:
+                arrays = self._arrays(cache, [feed]) | {"picks": list(range(graph.picks))}
+            else:
+                arrays = self._chain_arrays(cache, [feed], steps, width)
+            if key.draws:
+                arrays |= draw_arrays(Draws(torch.ones(1), torch.zeros(1, steps, dtype=torch.float64)), slice(0, steps))
+            with self.pool.lock:
+                found, blocks = [array.view(np.uint8) for array in self.pool.arrays], store.tables[0]
+                for array in found:
+                    array[blocks] = _MARK
+            if graph.moved:  # while it was compiled: it has no place for the blocks that were taken since
+                return False
+            graph.run(arrays)
+            return not graph.moved and all(bool((array[blocks] != _MARK).any()) for array in found)
 
     def pass_widths(self, hidden_layers: Sequence[int]) -> PassWidths:
         """See `LanguageModel.pass_widths`."""
@@ -228,6 +273,17 @@ class OpenVinoBackend:
         for feed in feeds:
             while len(feed.tokens) > (most := prefill_chunk(self.prefill_tokens)):
                 self.score(cache, [feed.split(most)], [], ())
+        lag = self.narrow.for_lag(feeds, draws) if self.narrow else None
+        if lag is not None:  # keys and values of all tokens but the last
+            first = copy(feeds[0])
+            first.tokens = first.tokens[:-1]
+            with self._lock:
+                arrays = self._chain_arrays(cache, [first], 1, lag.width)
+                if draws is not None:
+                    arrays |= draw_arrays(draws, slice(0, 1))
+                if not lag.moved:
+                    lag.run(arrays)
+                    feeds[0].split(len(first.tokens))
         chains: list[list[int]] = [[] for _ in range(rows)]
         probs: list[Tensor] = []
         done = 0
@@ -240,8 +296,10 @@ class OpenVinoBackend:
                     given = sum(len(feed.tokens) for feed in feeds)
                     missing = graph.widths.fit(given) - given
                     if self._layers is None:  # else the cache is another model's
-                        _widen(cache, feeds, missing)
+                        begin_earlier(cache, feeds, missing)
                 arrays = self._chain_arrays(cache, feeds, size, graph.width)
+                if graph.moved:  # the row's blocks took more memory than was set aside
+                    continue
                 if draws is not None:
                     arrays |= draw_arrays(draws, slice(done, done + size))
                 drafted, *outputs = graph.run(arrays)
@@ -257,34 +315,6 @@ class OpenVinoBackend:
             return Chains(chains)
         drawn = probs_of((probs[0] if len(probs) == 1 else torch.cat(probs, dim=1))[:, :steps])
         return Chains(chains, placed(drawn, [feed.row for feed in feeds], rows))
-
-    def _score_by_path(
-        self, cache: NativeCache, feeds: Sequence[Feed], picks: Sequence[tuple[int, int]], hidden_layers: Sequence[int]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """`score` by passes over chains: in each pass the next path of every tree."""
-        missing = {pick: index for index, pick in enumerate(picks)}
-        order: list[int] = []
-        parts: list[list[Tensor]] = []
-        paths = [feed.paths() for feed in feeds]
-        for turn in range(max(map(len, paths))):
-            chains: list[Feed] = []
-            wanted: list[tuple[int, int]] = []
-            for number, (feed, ways) in enumerate(zip(feeds, paths, strict=True)):
-                if turn >= len(ways):
-                    continue
-                path = ways[turn]
-                for index, node in enumerate(path):
-                    if (number, node) in missing:
-                        order.append(missing.pop((number, node)))
-                        wanted.append((len(chains), index))
-                chains.append(Feed(feed.row, feed.start, [feed.tokens[node] for node in path], feed.regime, None))
-            logits, hidden = self.score(cache, chains, wanted, hidden_layers)
-            parts.append([logits, *hidden])
-        for feed in feeds:
-            feed.lost = feed.parents is not None
-        back = torch.tensor(order, dtype=torch.int64).argsort()
-        first, *others = (torch.cat(same)[back] for same in zip(*parts, strict=True))
-        return first, others
 
     def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int, width: int | None) -> dict[str, Any]:
         """Inputs of a graph of so many steps, which takes any number of tokens or so many of one row."""
@@ -318,8 +348,8 @@ class OpenVinoBackend:
             for feed, end in zip(feeds, ends, strict=True)
         ]
         used = [table[: -(-(end + margin) // BLOCK)] for table, end in zip(tables, ends, strict=True)]
-        cosines, sines = _rotation(self._rotary, feeds)
-        trees, tree_begins = _trees(feeds)
+        cosines, sines = rotation(self._rotary, feeds)
+        masks, mask_begins = trees(feeds)
         return {
             "tokens": [token for feed in feeds for token in feed.tokens],
             "cosines": cosines,
@@ -329,46 +359,7 @@ class OpenVinoBackend:
             "block_indices": [block for table in used for block in table],
             "block_indices_begins": [0, *accumulate(map(len, used))],
             "max_context_len": context_room(max(ends)),
-            "tree": trees,
-            "tree_begins": tree_begins,
+            "tree": masks,
+            "tree_begins": mask_begins,
             **self._network.arrays(feeds),
         }
-
-
-def _widen(cache: NativeCache, feeds: Sequence[Feed], missing: int) -> None:
-    """Have feeds begin earlier in their sequences, by so many tokens in all: their keys and values are computed again.
-
-    Padding of no row would go through all steps of a chain.
-    """
-    for feed in feeds:
-        missing -= feed.begin_earlier(cache.rows[feed.row].tokens, missing)
-
-
-def _rotation(rotary: Rotary, feeds: Sequence[Feed]) -> tuple[Any, Any]:
-    """Cosines and sines ``[T, 1, 1, R]``."""
-    regimes = {feed.regime for feed in feeds}
-    longest = max(feed.start + len(feed.tokens) for feed in feeds)
-    if len(feeds) == 1 and feeds[0].parents is None:  # a slice takes a tenth of the time
-        both = rotary.table(feeds[0].regime, longest).numpy()[:, feeds[0].start : longest, None, None]
-        return both[0], both[1]
-    if len(regimes) == 1:
-        table = rotary.table(regimes.pop(), longest).numpy()
-        parts = [table[:, [place for feed in feeds for place in feed.positions()]]]
-    else:
-        parts = [rotary.table(feed.regime, longest).numpy()[:, feed.positions()] for feed in feeds]
-    both = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))[:, :, None, None]
-    return both[0], both[1]
-
-
-def _bends(feed: Feed, windows: Iterable[int | None]) -> bool:
-    """Whether a tree reaches beyond a window, which OpenVINO counts in slots, and not in positions."""
-    end = feed.start + len(feed.tokens)
-    return feed.parents is not None and any(window is not None and end > window for window in windows)
-
-
-def _trees(feeds: Sequence[Feed]) -> tuple[Any, Any]:
-    """For each feed the square mask among its new tokens, and where the squares begin; empty for chains."""
-    if all(feed.parents is None for feed in feeds):
-        return [], []
-    squares = [np.array(feed.ancestors(), dtype=np.uint8).ravel() for feed in feeds]
-    return np.concatenate(squares), [0, *accumulate(map(len, squares))]

@@ -17,12 +17,12 @@ from openvino.op import _PagedAttentionExtension
 from torch import Tensor
 
 from foretoken.models.native.checkpoint import AnyMatrix, LayerWeights, Matrix, Parts, Weights
-from foretoken.models.native.graph_nodes import Constants, WeightNodes, output, parameter
+from foretoken.models.native.graph_nodes import Constants, WeightNodes, output, parameter, shared
 from foretoken.models.native.graph_tokens import best_tokens, draw_tokens
-from foretoken.models.native.linear import Quantize
+from foretoken.models.native.linear import Quantize, quantised
 from foretoken.models.native.packed import Packed, PackedMatrix
 from foretoken.models.native.paging import BLOCK
-from foretoken.models.native.widened import WidenedWeights
+from foretoken.models.native.widened import KeptWeights
 from foretoken.models.processor import multiplies_tiles
 
 INPUTS = {
@@ -55,6 +55,9 @@ DRAW_INPUTS = {
 """Further inputs of a graph that draws its tokens."""
 
 
+MOST_PICKS = 17
+"""Tokens of a pass of a fixed width whose logits are given: as many as drafts have, and not all of a prompt's."""
+
 _CACHE_TYPES = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16, torch.float16: ov.Type.dynamic}
 """Of keys and values. Those of inputs in float16 would be widened first; so the runtime is left to choose, as told."""
 
@@ -81,6 +84,7 @@ class DecoderGraph:
             float32: the cumulative distributions that they were drawn from, in multiples of ``1 / UNITS``.
         joins_mlp: give `mlp` the form that `joins_mlp` is about.
         input_group: features that share a scale where inputs are rounded; 0 where they are not.
+        memory: keys and values that are constants of the graph, two tensors for each layer; None where they are inputs.
 
     Attributes:
         model: OpenVINO's.
@@ -91,16 +95,18 @@ class DecoderGraph:
             are not rounded.
         output_group: features that share a scale in the output layer's weights; 0 where they are not packed.
         inputs: names of what it takes before the keys and values, in this order.
-        caches: how many keys and values it takes: two for each layer.
+        caches: how many keys and values it takes as inputs: two for each layer, or none.
         now: the nodes that stand for each input in the pass that is being built, by name.
         width: tokens of a pass that it takes, see `fix_width`; None for any number.
+        picks: how many of them it gives logits of; 0 for any number.
     """
 
     width: int | None = None
+    picks = 0
 
     def __init__(
         self,
-        weights: Weights | WidenedWeights,
+        weights: Weights | KeptWeights,
         dtype: torch.dtype,
         quantize: Quantize | None,
         hidden_layers: Sequence[int] = (),
@@ -110,20 +116,24 @@ class DecoderGraph:
         *,
         joins_mlp: bool = False,
         input_group: int = 0,
+        memory: Sequence[Tensor] | None = None,
     ) -> None:
         self.spec, self.release = weights.spec, weights.release
         self.constants = Constants()
-        self.weights = WeightNodes(quantize, self.constants)
+        round_off = weights.quantised if isinstance(weights, KeptWeights) else quantised
+        self.weights = WeightNodes(quantize, self.constants, round_off)
         self._draws, self._steps, self._joins_mlp = draws, steps, joins_mlp
         count = layers or self.spec.layers
         described = self._inputs_of(steps)
         self._inputs = {name: parameter(name, *about) for name, about in described.items()}
-        self._caches = [
-            parameter(f"{kind}.{number}", _CACHE_TYPES[dtype], [-1, self.spec.groups, BLOCK, self.spec.head_dim])
-            for number in range(count)
-            for kind in ("keys", "values")
-        ]
-        self.caches = len(self._caches)
+        if memory is None:
+            shape = [-1, self.spec.groups, BLOCK, self.spec.head_dim]
+            names = [f"{kind}.{number}" for number in range(count) for kind in ("keys", "values")]
+            self._caches = [parameter(name, _CACHE_TYPES[dtype], shape) for name in names]
+        else:
+            self._caches = [ops.constant(shared(tensor)[0], shared_memory=True) for tensor in memory]
+        given = self._caches if memory is None else []
+        self.caches = len(given)
         self.layers = [weights.layer(number) for number in range(count)]
         self.table, self.last_norm = weights.table(), weights.final_norm()
         self._head = self.table if self.spec.tied else weights.head()
@@ -134,12 +144,12 @@ class DecoderGraph:
             state = parameter("state", ov.Type.f32, [-1, self.spec.hidden_size])
             self.output_layer = ov.Model([self._logits(state)], [state], "output layer")
         outputs = self._one_pass(hidden_layers) if steps is None else self._chain(steps)
-        self.model = ov.Model(outputs, [*self._inputs.values(), *self._caches], "decoder")
+        self.model = ov.Model(outputs, [*self._inputs.values(), *given], "decoder")
         # Tensors that the graph's constants don't lie in may go: matrices that were quantised, above all.
         self.layers.clear()
         self.weights.forget()
         self.constants.forget()
-        del self.table, self.last_norm, self._head
+        del self.table, self.last_norm, self._head, self._caches
 
     def extra_inputs(self) -> dict[str, tuple[Any, list[int]]]:
         """Types and shapes of inputs that only this network has; none."""
@@ -354,6 +364,7 @@ def fix_width(graph: DecoderGraph, width: int) -> None:
     """
     graph.width, turn = width, [1, 1, graph.spec.rotary_dim]
     steps = graph._steps or 1
+    graph.picks = min(width, MOST_PICKS) if graph._steps is None else 1
     sizes = {
         "tokens": [width],
         "cosines": [width, *turn],
@@ -361,7 +372,7 @@ def fix_width(graph: DecoderGraph, width: int) -> None:
         "past_lens": [1],
         "subsequence_begins": [2],
         "block_indices_begins": [2],
-        "picks": [width if graph._steps is None else 1],
+        "picks": [graph.picks],
         "next_cosines": [steps - 1, *turn],
         "next_sines": [steps - 1, *turn],
         "next_lens": [1],

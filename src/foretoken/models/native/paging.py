@@ -59,6 +59,7 @@ class BlockPool:
     Attributes:
         tensors: keys, then values, of each layer in turn: ``[blocks, G, BLOCK, D]``. Another thread may replace them.
         version: changes when the tensors are replaced.
+        moves: how often they came to lie in other memory.
         lock: held while they are, and by whoever writes to them besides passes, which would write to replaced ones.
     """
 
@@ -67,7 +68,7 @@ class BlockPool:
         # One more: where padding goes.
         rooms = [_Room(shape, dtype, -(-most // BLOCK) + 1) for _ in range(2 * layers)]
         self._rooms, self.tensors = rooms, [room.tensor for room in rooms]
-        self.version = 0
+        self.version = self.moves = 0
         self._arrays: tuple[int, list[Any]] = (-1, [])
         self._free = list(range(FIRST_BLOCKS))
         self.lock = RLock()  # the garbage collector may give blocks back at any time, within `take` too
@@ -83,6 +84,15 @@ class BlockPool:
             kind = {2: torch.int16, 4: torch.int32}[self.tensors[0].element_size()]
             version, arrays = self._arrays = self.version, [tensor.view(kind).numpy() for tensor in self.tensors]
         return arrays
+
+    def memory(self) -> list[Tensor]:
+        """The tensors with all blocks that they may grow to without a move."""
+        return [room.whole() for room in self._rooms]
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether it may grow without a move."""
+        return all(len(room.whole()) > len(room.tensor) for room in self._rooms)
 
     @property
     def num_free(self) -> int:
@@ -103,10 +113,14 @@ class BlockPool:
 
     def _grow(self) -> None:
         size = self.tensors[0].shape[0]
-        for room in self._rooms:
-            room.grow(size + size // 2)
-        self.tensors = [room.tensor for room in self._rooms]
-        self._free.extend(range(size, size + size // 2))
+        more, aside = size + size // 2, min(len(room.whole()) for room in self._rooms)
+        if size < aside:  # it moves when all that is set aside is in use, and not before
+            more = min(more, aside)
+        for room in self._rooms:  # all of them, or none where memory is short
+            room.grow(more)
+        self.moves += any([room.put() for room in self._rooms])
+        self.tensors, self._arrays = [room.tensor for room in self._rooms], (-1, [])  # views keep memory
+        self._free.extend(range(size, more))
         self.version += 1
 
 
@@ -125,26 +139,43 @@ class _Room:
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, most: int) -> None:
         self._entry, self._dtype = shape[1:], dtype
         self._size = math.prod(self._entry) * dtype.itemsize
-        try:
-            self._memory = self._mapped(max(shape[0], most if _PRIVATE else 0))
-        except (OSError, ValueError, OverflowError):  # there are fewer addresses than that
-            self._memory = self._mapped(shape[0])
+        self._memory = self._set_aside(shape[0], most)
         self.tensor = self._view(shape[0])
+        self._next = self._memory, self.tensor
 
     def grow(self, size: int) -> None:
-        """Replace the tensor by one with a larger first dimension, and the same values."""
-        old = self.tensor
-        if size * self._size > len(self._memory):
-            self._memory = self._mapped(size)
-            self._view(size)[: len(old)] = old
-        self.tensor = self._view(size)
+        """Make a tensor with a larger first dimension, and the same values, which `put` puts in place of this one."""
+        if size * self._size <= len(self._memory):
+            self._next = self._memory, self._view(size)
+            return
+        memory = self._set_aside(size, 2 * size)
+        tensor = self._view(size, memory)
+        tensor[: len(self.tensor)] = self.tensor
+        self._next = memory, tensor
+
+    def put(self) -> bool:
+        """Take over what `grow` made; whether it lies elsewhere."""
+        before = self._memory
+        self._memory, self.tensor = self._next
+        return self._memory is not before
+
+    def whole(self) -> Tensor:
+        """All memory that is set aside, as the tensor that it would be."""
+        return self._view(len(self._memory) // self._size)
+
+    def _set_aside(self, size: int, most: int) -> mmap.mmap:
+        """Memory of so many entries, with addresses of as many as there may come to be, if there are so many."""
+        try:
+            return self._mapped(max(size, most if _PRIVATE else 0))
+        except (OSError, ValueError, OverflowError):  # there are fewer addresses than that
+            return self._mapped(size)
 
     def _mapped(self, size: int) -> mmap.mmap:
         return mmap.mmap(-1, size * self._size, **_PRIVATE)
 
-    def _view(self, size: int) -> Tensor:
+    def _view(self, size: int, memory: mmap.mmap | None = None) -> Tensor:
         count = size * math.prod(self._entry)
-        return torch.frombuffer(self._memory, dtype=self._dtype, count=count).view(size, *self._entry)
+        return torch.frombuffer(memory or self._memory, dtype=self._dtype, count=count).view(size, *self._entry)
 
 
 def _release(pool: BlockPool, tables: list[list[int]]) -> None:

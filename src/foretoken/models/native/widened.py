@@ -1,18 +1,20 @@
-"""16-bit weights in float32, for passes over several tokens; see `widening`."""
+"""Weights that several graphs share; among them 16-bit ones in float32, see `widening`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from threading import Lock
 
+import torch
 from torch import Tensor
 
 from foretoken.models.native.checkpoint import AnyMatrix, LayerWeights, Matrix, Parts, Weights
+from foretoken.models.native.linear import quantised
 from foretoken.models.native.packed import Packed, PackedMatrix
 
 
-class WidenedWeights:
-    """Weights whose 16-bit matrices are float32, each read once for all graphs that are built of them.
+class KeptWeights:
+    """Weights that are read once for all graphs that are built of them, so that these share their memory.
 
     Args:
         weights: of the checkpoint.
@@ -23,26 +25,20 @@ class WidenedWeights:
         self._weights, self._lock = weights, Lock()
         self._layers: dict[int, LayerWeights] = {}
         self._tables: dict[str, Tensor | Packed] = {}
+        self._rounded: dict[tuple[int, torch.Size], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
     def layer(self, number: int) -> LayerWeights:
         """See `Weights`."""
         with self._lock:
             if number not in self._layers:
-                layer = self._weights.layer(number)
-                self._layers[number] = replace(
-                    layer,
-                    qkv=_widened(layer.qkv),
-                    output=_widened(layer.output),
-                    gate_up=_widened(layer.gate_up),
-                    down=_widened(layer.down),
-                )
+                self._layers[number] = self._made(self._weights.layer(number))
             return self._layers[number]
 
     def table(self) -> Tensor | Packed:
         """See `Weights`."""
         with self._lock:
             if "table" not in self._tables:
-                self._tables["table"] = _in_float32(self._weights.table())
+                self._tables["table"] = self._made_table(self._weights.table())
             return self._tables["table"]
 
     def head(self) -> Tensor | Packed:
@@ -51,8 +47,38 @@ class WidenedWeights:
             return self.table()
         with self._lock:
             if "head" not in self._tables:
-                self._tables["head"] = _in_float32(self._weights.head())
+                self._tables["head"] = self._made_table(self._weights.head())
             return self._tables["head"]
+
+    def quantised(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See `foretoken.models.native.linear.quantised`; of a matrix of these weights, or of some of its rows."""
+        key = weight.data_ptr(), weight.shape
+        with self._lock:
+            if key not in self._rounded:
+                self._rounded[key] = weight, quantised(weight)
+            return self._rounded[key][1]
+
+    def _made(self, layer: LayerWeights) -> LayerWeights:
+        return layer
+
+    def _made_table(self, table: Tensor | Packed) -> Tensor | Packed:
+        return table
+
+
+class WidenedWeights(KeptWeights):
+    """Weights whose 16-bit matrices are float32."""
+
+    def _made(self, layer: LayerWeights) -> LayerWeights:
+        return replace(
+            layer,
+            qkv=_widened(layer.qkv),
+            output=_widened(layer.output),
+            gate_up=_widened(layer.gate_up),
+            down=_widened(layer.down),
+        )
+
+    def _made_table(self, table: Tensor | Packed) -> Tensor | Packed:
+        return table.float() if isinstance(table, Tensor) else table
 
 
 def _widened(matrix: AnyMatrix) -> AnyMatrix:
@@ -63,7 +89,3 @@ def _widened(matrix: AnyMatrix) -> AnyMatrix:
 
 def _widened_part(matrix: Matrix | PackedMatrix) -> Matrix | PackedMatrix:
     return Matrix(matrix.weight.float(), matrix.bias) if isinstance(matrix, Matrix) else matrix
-
-
-def _in_float32(weight: Tensor | Packed) -> Tensor | Packed:
-    return weight.float() if isinstance(weight, Tensor) else weight

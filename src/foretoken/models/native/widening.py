@@ -18,7 +18,8 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
-from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs, GraphKey
+from foretoken.models.native.compilation import CompiledGraph, CompiledGraphs
+from foretoken.models.native.graph_keys import GraphKey
 
 FEW = 4
 """Tokens up to which passes read 16 bits in any case. Milliseconds of 10M weights, widened in the pass and before, over
@@ -81,7 +82,7 @@ class Widening:
         except (RuntimeError, MemoryError):  # decoding goes on as it did
             pass
         if self.graph is None:
-            self._graphs.drop(key)
+            self._graphs.drop([key])
             self._forget()
         self.decided = True
 
