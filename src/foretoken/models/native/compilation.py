@@ -146,7 +146,7 @@ class Branches:
         options: how the model is compiled.
 
     Attributes:
-        made: what was compiled.
+        places, views: see `foretoken.models.native.branching.Branched`.
         request: runs the branch that was chosen.
         inputs: of the request.
     """
