@@ -67,7 +67,8 @@ class NarrowGraphs:
         run: a method that runs a graph for the first time, which packs its weights.
         price: seconds that it takes to make one.
         widening: of the model; None where no weights can be widened.
-        prompts: make those of `PROMPT_WIDTHS`, too.
+        lags, prompts: make those of `_LAGS` and of `PROMPT_WIDTHS`, too, where they are branches. A graph by itself holds
+            the weights once more, which it would find in no cache.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class NarrowGraphs:
         price: float,
         widening: Widening | None = None,
         *,
+        lags: bool = False,
         prompts: bool = False,
     ) -> None:
-        self._prompt_widths = PROMPT_WIDTHS if prompts else ()
+        self._lags, self._prompt_widths = _LAGS if lags else (), PROMPT_WIDTHS if prompts else ()
         self._graphs, self._widths, self._price, self._widening = graphs, widths, price, widening
         self._run = WeakMethod(run)  # of the backend that holds these graphs
         self._passes: dict[int, CompiledGraph] = {}  # by width, in rising order
@@ -161,7 +163,7 @@ class NarrowGraphs:
         None, too, for so few tokens that the graph of the chain takes them all.
         """
         lag = len(feeds[0].tokens) - 1
-        width = next((width for width in _LAGS if width >= lag), 0)
+        width = next((width for width in self._lags if width >= lag), 0)
         return self._chain(feeds, width, 1, draws) if lag >= CHAIN_WIDTH else None
 
     def _chain(self, feeds: Sequence[Feed], width: int, steps: int, draws: Draws | None) -> CompiledGraph | None:
@@ -229,7 +231,7 @@ class NarrowGraphs:
 
     def prepare_chains(self, drawn: bool) -> list[int]:
         """Compile those for chains of drawn tokens, or of most probable ones; how many steps each new one takes."""
-        sizes = [(CHAIN_WIDTH, steps) for steps in CHAIN_STEPS] + [(width, 1) for width in _LAGS]
+        sizes = [(CHAIN_WIDTH, steps) for steps in CHAIN_STEPS] + [(width, 1) for width in self._lags]
         keys = together([GraphKey((), steps, drawn, width=width) for width, steps in sizes])
         new = self._graphs.prepare(keys)
         self._chains |= {(*size, drawn): self._graphs(key) for size, key in zip(sizes, keys, strict=True)}

@@ -114,7 +114,8 @@ class OpenVinoBackend:
         self._options = CompileOptions(dtype, cache_dtype, group, threads, patience, least, tells)
         narrows = small and network is None  # networks that are fed more than tokens take any number of them
         # In a branch the runtime would widen 16-bit weights as it compiles it, and its passes would read twice as much.
-        lands = self.lands if narrows and not weights.keeps_16_bits else None
+        joins = narrows and not (weights.keeps_16_bits and quantize is None)
+        lands = self.lands if joins else None
         self.graphs = CompiledGraphs(self._network.graphs, self.pool, self._options, lands)
         self._scratch = [self.pool.take()]  # where padding writes keys and values
         start = perf_counter()
@@ -124,8 +125,8 @@ class OpenVinoBackend:
         if narrows:
             widens = dtype is torch.float32 and quantize is None and weights.keeps_16_bits
             widening = Widening(self.graphs, self.try_out, decoder.forget_widened) if widens else None
-            prompts, widths = lands is not None and tells == 1, self._plain.widths
-            self.narrow = NarrowGraphs(self.graphs, widths, self.try_out, price, widening, prompts=prompts)
+            further = {"lags": joins, "prompts": joins and tells == 1}
+            self.narrow = NarrowGraphs(self.graphs, self._plain.widths, self.try_out, price, widening, **further)
 
     def exit_after(self, layers: int) -> OpenVinoBackend:
         """The same caches, with the first layers alone run: in graphs of their own, which hold their weights again."""
