@@ -67,7 +67,7 @@ class NarrowGraphs:
         run: a method that runs a graph for the first time, which packs its weights.
         price: seconds that it takes to make one.
         widening: of the model; None where no weights can be widened.
-        lags, prompts: make those of `_LAGS` and of `PROMPT_WIDTHS`, too, where they are branches. A graph by itself holds
+        lags, prompts: make those of `_LAGS` and of `PROMPT_WIDTHS`, too: where graphs are branches. One by itself holds
             the weights once more, which it would find in no cache.
     """
 
