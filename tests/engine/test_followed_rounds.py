@@ -9,9 +9,9 @@ from weakref import ref
 import pytest
 
 from byte_tokenizer import byte_tokenizer
+from engine.test_plain_passes import Idle
 from foretoken import Engine, Grammar, SamplingParams, load
-from foretoken.draft import no_draft
-from foretoken.drafters import Cascade, Drafter, Lookup
+from foretoken.drafters import Cascade, Lookup
 from foretoken.drafters.cascade_following import Followed
 from foretoken.engine import decode_loop, plain, recording
 from foretoken.limits import Limits
@@ -196,17 +196,12 @@ def test_rows_are_called_however_few_passes_a_round_has(target, calls, passes):
     assert last.completion.stats.drafted
 
 
-class Watching(Drafter):
+class Watching(Idle):
     """Drafts nothing, and watches plain rounds."""
 
     def __init__(self):
+        super().__init__()
         self.seen = []
-
-    def propose(self, batch, limits):
-        return no_draft(len(limits), batch.device)
-
-    def idle_rounds(self):
-        return 100
 
     def watch(self, batch):
         begin = len(batch.sequences[0].output)

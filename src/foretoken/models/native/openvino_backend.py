@@ -113,8 +113,9 @@ class OpenVinoBackend:
         patience, threads = patience_for(size), torch.get_num_threads()
         self._options = CompileOptions(dtype, cache_dtype, group, threads, patience, least, tells)
         narrows = small and network is None  # networks that are fed more than tokens take any number of them
+        widens = quantize is None and weights.keeps_16_bits
         # In a branch the runtime would widen 16-bit weights as it compiles it, and its passes would read twice as much.
-        joins = narrows and not (weights.keeps_16_bits and quantize is None)
+        joins = narrows and not widens
         lands = self.lands if joins else None
         self.graphs = CompiledGraphs(self._network.graphs, self.pool, self._options, lands)
         self._scratch = [self.pool.take()]  # where padding writes keys and values
@@ -123,7 +124,6 @@ class OpenVinoBackend:
         price = perf_counter() - start
         self.narrow: NarrowGraphs | None = None
         if narrows:
-            widens = dtype is torch.float32 and quantize is None and weights.keeps_16_bits
             widening = Widening(self.graphs, self.try_out, decoder.forget_widened) if widens else None
             further = {"lags": joins, "prompts": joins and tells == 1}
             self.narrow = NarrowGraphs(self.graphs, self._plain.widths, self.try_out, price, widening, **further)
