@@ -45,6 +45,11 @@ class HeadWeights(Weights):
         token = min(token, self.spec.vocab_size - 1)
         return token if self.draft_tokens is None else self.draft_tokens[token]
 
+    @property
+    def keeps_16_bits(self) -> bool:
+        """Never: a head is computed in the dtype that its weights are in."""
+        return False
+
     def bytes(self, layers: int | None = None) -> int:
         """Of all weights that a pass reads."""
         return sum(weight.nbytes for weight in self._head.parameters())
