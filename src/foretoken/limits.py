@@ -1,7 +1,7 @@
 """Limits: the sizes at which work is split, or another code path is taken.
 
-None of them changes the output: each chooses between code paths that give the same tokens, by time or memory (with
-`host_logits`, as far as a GPU rounds as the CPU does). Only with `forced_tokens`, which bounds drafts, a seed may give
+None of them changes the output: each chooses between code paths that give the same tokens, by time or memory (those of
+`host_logits` and of `alike_tokens` round differently). Only with `forced_tokens`, which bounds drafts, a seed may give
 another output. They are in one place so that tests can make them so small that every code path runs.
 """
 
@@ -28,6 +28,10 @@ class Limits:
         prefill_tokens: most tokens of a row in one prefill pass. Bounds the memory of activations and masks.
         shortest_shared_prefix: length from which a common prefix is copied from another row's KV cache instead of
             computed again.
+        alike_tokens: tokens of a sequence up to which OpenVINO gives a token the same scores to the last bit whatever
+            stands beside it in a pass (`foretoken.models.native.sequences`). Attention takes longer for it, the more so
+            the longer the sequence: behind 250 tokens passes over 6 and 17 take 1.0 and 1.1 to 1.2 of what they take
+            without; behind 800 tokens 1.1 to 1.2 and 1.2 to 1.5.
         verify_entries: most probabilities (rows × nodes × vocabulary) that are verified at once on a CPU. A few rows at
             a time fit in the processor's cache, and the allocator reuses their memory.
         one_thread_logits: most logits of a round for which one thread is about as fast as several.
@@ -57,6 +61,7 @@ class Limits:
 
     prefill_tokens: int = 512
     shortest_shared_prefix: int = 32
+    alike_tokens: int = 256
     verify_entries: int = 1 << 20
     one_thread_logits: int = 4_000_000
     host_logits: int = 6_500_000

@@ -37,7 +37,8 @@ class LoadOptions:
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, bfloat16, float16 or auto. Default: float32 for the shipped pair, else auto.",
+            help="float32, bfloat16, float16 or auto. Default: auto; for the shipped pair bfloat16 where speculation "
+            "changes no greedy output in it, else float32.",
             show_default=False,
             rich_help_panel=_MODELS,
         ),

@@ -7,7 +7,7 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from foretoken.cli.checks import AUTO, SHIPPED_DRAFTER, check_models, draft_length, shipped_only
 from foretoken.cli.options import LoadOptions, ModelOptions
@@ -231,4 +231,29 @@ def load_options(options: LoadOptions) -> dict[str, Any]:
     """How the options have the target loaded."""
     names = ("dtype", "device", "runner", "quantize", "n_ctx", "n_gpu_layers")
     found = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.target is None and "dtype" not in found and _rounds_alike(options):
+        found["dtype"] = "bfloat16"
     return {**found, "eager": True} if options.eager else found
+
+
+def _rounds_alike(options: LoadOptions) -> bool:
+    """Whether the shipped target would round alike in bfloat16: speculation then changes no greedy output there.
+
+    Passes that give hidden states as well, as heads need them, are rounded otherwise than others in bfloat16. Of
+    processors that multiply tiles (AMX) it is not known whether few rows are rounded as many are.
+    """
+    import torch
+
+    from foretoken.heads.loading import Kind, kind_of
+    from foretoken.models.native.loader import openvino_refusal
+    from foretoken.models.placement import resolve_device
+    from foretoken.models.processor import multiplies_tiles
+
+    drafters = (options.drafter or "").split(",") if isinstance(options, ModelOptions) else []
+    if any(name.partition(":")[0] in get_args(Kind) or kind_of(name) for name in map(str.strip, drafters)):
+        return False
+    if options.eager or options.quantize is not None or options.runner not in (None, AUTO, "native"):
+        return False
+    if multiplies_tiles():
+        return False
+    return openvino_refusal(torch.bfloat16, resolve_device(options.device)) is None

@@ -110,7 +110,9 @@ def _automatic(target: LanguageModel, load_options: Mapping[str, Any]) -> list[D
     """The drafters of ``drafter="auto"``, the cheapest first: lookup, and a head in the target's folder."""
     folder = Path(target.name)
     heads = sorted(found for found in folder.iterdir() if kind_of(found)) if folder.is_dir() else []
-    return [Lookup(), *(_named(str(kind_of(head)), target, None, load_options, head=head) for head in heads[:1])]
+    lookup = Lookup()
+    lookup.trees = not target.prefers_chains
+    return [lookup, *(_named(str(kind_of(head)), target, None, load_options, head=head) for head in heads[:1])]
 
 
 def _choices() -> str:

@@ -38,8 +38,9 @@ class Lookup(SharingDrafter):
     (as LZ77 does, Ziv and Lempel 1977); and the target's most probable tokens the last time that it scored the same
     token (token recycling, arXiv 2408.08696). How often candidates like these were accepted is measured, by the length
     of the match, the rank and whether both sources agree: the node that is most likely to be accepted is drafted next,
-    and `estimates` say how likely. Where trees are taken the draft is a tree, else a chain. The tokens are chosen, not
-    drawn. An encoder-decoder model's input counts as the beginning of the sequence.
+    and `estimates` say how likely. Where trees are taken the draft is a tree, else a chain, and always a chain if
+    `trees` is set to False. The tokens are chosen, not drawn. An encoder-decoder model's input counts as the beginning
+    of the sequence.
 
     Measured rates are shared by all requests that sample alike (greedily or not). A request whose seed must give one
     output (`Batch.reproducible`), and all but the first of requests with one seed whose output depends on its uniforms,
@@ -83,7 +84,7 @@ class Lookup(SharingDrafter):
                 parents.append([])
                 continue
             known = self._continuations(batch, row)
-            if batch.takes_chosen_trees(row):
+            if self.trees and batch.takes_chosen_trees(row):
                 tokens, links, reached = known.tree(known.here(), limit, least)
             else:
                 tokens, reached = known.chain(known.here(), limit, least)

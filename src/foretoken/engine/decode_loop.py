@@ -133,11 +133,13 @@ class DecodeLoop:
         members = self._members = self._membership(slots)
         drafter = self.cascade if members.chooses else self.drafter
         follows = not (drafter.hidden_layers or drafter.reads_cache)
-        forced = Forced.of(members, follows, self.limits.forced_tokens)
+        bounds = self._prefill.held_back(members.rows, [self.limits.forced_tokens] * len(members.rows))
+        forced = Forced.of(members, follows, bounds, alike=self.target.rounds_alike)
         clock.turn_to("drafter")
         with forced.ahead(), self._memory_guard(f"the drafter {self.drafter.name}"):
             batch = members.batch(self._prefixes.cache, self.target.vocab_size)
-            limits = forced.limits(self.lengths.limits(members.rows, members.fixed_lengths))
+            room = self.lengths.limits(members.rows, members.fixed_lengths)
+            limits = forced.limits(self._prefill.held_back(members.rows, room))
             drafted = self._propose(drafter, members, batch, limits)
         draft = forced.before(drafted)
         if not draft.width and not prefilled:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from foretoken.draft import Draft
 from foretoken.engine.membership import Membership
+from foretoken.models.widths import MOST_ALIKE
 from foretoken.verify import Verdict
 
 
@@ -26,20 +28,31 @@ class Forced:
         members: the rows of the round.
         tokens: of each row; empty where nothing is forced.
         followed: the drafter drafts what follows them.
+        most: tokens of a row where some are forced, those and the drafter's.
     """
 
     members: Membership
     tokens: tuple[list[int], ...]
     followed: bool
+    most: int
 
     @classmethod
-    def of(cls, members: Membership, followed: bool, most: int) -> Forced:
-        """Up to `most` tokens of each row; none in rows that decode plainly."""
+    def of(cls, members: Membership, followed: bool, limits: Sequence[int], *, alike: bool) -> Forced:
+        """Up to `limits` tokens of each row; none in rows that decode plainly.
+
+        Args:
+            members: the rows of the round.
+            followed: see the class.
+            limits: of each row.
+            alike: the target rounds alike (`LanguageModel.rounds_alike`).
+        """
+        most = MOST_ALIKE - 1 if alike else sys.maxsize  # one is the root
         tokens: list[list[int]] = []
-        for row, length in zip(members.rows, members.fixed_lengths, strict=True):
-            speculates = row.matcher is not None and length != 0
-            tokens.append(row.matcher.forced(min(most, row.max_accepted)) if row.matcher and speculates else [])
-        return cls(members, tuple(tokens), followed)
+        for row, length, limit in zip(members.rows, members.fixed_lengths, limits, strict=True):
+            speculates = row.matcher is not None and length != 0 and limit > 0
+            limit = min(limit, row.max_accepted, most)
+            tokens.append(row.matcher.forced(limit) if row.matcher and speculates else [])
+        return cls(members, tuple(tokens), followed, most)
 
     def __bool__(self) -> bool:
         return any(self.tokens)
@@ -62,8 +75,11 @@ class Forced:
 
     def limits(self, limits: list[int]) -> list[int]:
         """How many tokens the drafter may draft in each row."""
-        if self.followed:
+        if not self:
             return limits
+        if self.followed:
+            both = zip(limits, self.tokens, strict=True)
+            return [min(limit, self.most - len(tokens)) if tokens else limit for limit, tokens in both]
         return [0 if tokens else limit for limit, tokens in zip(limits, self.tokens, strict=True)]
 
     def before(self, draft: Draft) -> Draft:

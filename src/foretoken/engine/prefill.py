@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from foretoken.drafters.base import Drafter
 from foretoken.engine.prefix_cache import PrefixCache
+from foretoken.engine.row import Row
+from foretoken.limits import current_limits
 from foretoken.models.base import LanguageModel
 from foretoken.models.feed import feed, prompt_part
+from foretoken.models.widths import SHORT_PROMPT
 
 
 class Prefill:
@@ -52,20 +57,32 @@ class Prefill:
             self._compute(chunks, missing)
             worked = True
 
+    def held_back(self, rows: Sequence[Row], limits: list[int]) -> list[int]:
+        """How many tokens each row may draft: none beside the end of a prompt, see `LanguageModel.rounds_alike`."""
+        if not (self._joins_decode and self._model.rounds_alike):
+            return limits
+        most = current_limits().alike_tokens
+        lengths = [row.sequence.prompt_length for row in rows]
+        held = [
+            SHORT_PROMPT < n <= most and len(row.sequence.tokens) == n for row, n in zip(rows, lengths, strict=True)
+        ]
+        return [0 if holds else limit for holds, limit in zip(held, limits, strict=True)]
+
     def _compute(self, chunks: list[list[int]], missing: list[list[int]]) -> None:
         """One pass over parts of prompts; the last parts wait for the round's own pass where the target can do that.
 
         A prefix that other rows wait for is computed at once, since a row may finish with its first round.
         """
         cache = self._prefixes.cache
-        if self._joins_decode:
-            deferred = [
-                len(chunk) == len(tokens) and not awaited
-                for chunk, tokens, awaited in zip(chunks, missing, self._prefixes.awaited(), strict=True)
-            ]
-            cache.defer_prefill([chunk if later else [] for chunk, later in zip(chunks, deferred, strict=True)])
-            chunks = [[] if later else chunk for chunk, later in zip(chunks, deferred, strict=True)]
         drafter = self._drafter
+        if self._joins_decode:
+            ends = [len(chunk) == len(tokens) for chunk, tokens in zip(chunks, missing, strict=True)]
+            awaited = self._prefixes.awaited()
+            later = [end and not wanted for end, wanted in zip(ends, awaited, strict=True)]
+            cache.defer_prefill([chunk if waits else [] for chunk, waits in zip(chunks, later, strict=True)])
+            feed(self._model, cache, [[] if waits else chunk for chunk, waits in zip(chunks, later, strict=True)])
+            self._prefixes.leave_last([end and wanted for end, wanted in zip(ends, awaited, strict=True)])
+            return
         if not drafter.hidden_layers:
             feed(self._model, cache, chunks)
             return

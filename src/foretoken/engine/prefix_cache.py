@@ -10,7 +10,7 @@ from itertools import count
 from foretoken.engine.row import Row
 from foretoken.limits import DEFAULT_LIMITS
 from foretoken.models.base import Cache, LanguageModel
-from foretoken.models.widths import WIDE
+from foretoken.models.widths import SHORT_PROMPT, WIDE
 from foretoken.sequence import shared_prefix_length
 
 _versions = count()
@@ -28,6 +28,7 @@ class _Slot:
         shared: tokens of that prefix.
         is_fresh_copy: it began with a copy, and no round has shown that the copy is good.
         prefilled: leading tokens whose keys and values were computed by passes over a prompt.
+        prompt: tokens of the request's prompt.
     """
 
     tokens: list[int]
@@ -36,6 +37,7 @@ class _Slot:
     shared: int = 0
     is_fresh_copy: bool = False
     prefilled: int = 0
+    prompt: int = 0
 
 
 class PrefixCache:
@@ -48,7 +50,8 @@ class PrefixCache:
 
     Keys and values of decoded tokens are rounded differently from those of prompt tokens. So a request whose seed must
     give one output copies those of prompt tokens alone, and not up to the end of its prompt: its last pass over the
-    prompt is then rounded as if nothing had been copied (`WIDE`).
+    prompt is then rounded as if nothing had been copied (`WIDE`). Nor does it copy fewer than `SHORT_PROMPT` tokens:
+    short prompts may be rounded otherwise than long ones, and so copy nothing from each other.
 
     Args:
         model: whose KV cache it is.
@@ -89,6 +92,7 @@ class PrefixCache:
         sources: list[tuple[_Slot | None, int | None]] = []
         for row in rows:
             slot = _Slot(row.sequence.tokens if row.sequence.source is None else [], row)
+            slot.prompt = len(slot.tokens)
             donor, shared = self._best_donor(slot, [*self._slots, *joined], lengths)
             slot.prefilled = max(0, len(slot.tokens) - WIDE)
             if donor is not None and shared > donor.prefilled:
@@ -111,6 +115,7 @@ class PrefixCache:
         if not self._shares or len(slot.tokens) <= self._min_shared_prefix:
             return best
         reproducible = slot.row is not None and self._reproducible(slot.row)
+        least = max(self._min_shared_prefix, SHORT_PROMPT) if reproducible else self._min_shared_prefix
         most = len(slot.tokens) - (WIDE if reproducible else 1)
         for other in others:
             shared = min(shared_prefix_length(slot.tokens, other.tokens, self._min_shared_prefix), most)
@@ -118,7 +123,9 @@ class PrefixCache:
                 shared = min(shared, lengths[other])
             if reproducible:
                 shared = min(shared, other.prefilled)
-            if shared >= self._min_shared_prefix and shared > best[1]:
+            if self._model.rounds_alike and shared <= other.prompt and _is_short(slot) != _is_short(other):
+                continue  # of prompt tokens alone, which this prompt would have rounded otherwise
+            if shared >= least and shared > best[1]:
                 best = other, shared
                 if shared == most:  # no other slot shares more
                     break
@@ -141,6 +148,12 @@ class PrefixCache:
                 if slot.row is not None:
                     slot.row.stats.cached = slot.shared
         self._arrange(self._slots, sources)
+
+    def leave_last(self, ended: AbstractSequence[bool]) -> None:
+        """Have the rows whose prompt was cached up to the root compute its last token along with it, see `_again`."""
+        if any(ended) and self._model.rounds_alike:
+            both = zip(self._slots, ended, strict=True)
+            self._arrange(self._slots, [(slot, slot.prompt - 1 if end else None) for slot, end in both])
 
     def waiting(self) -> list[bool]:
         """Of each row, whether it waits for a prefix."""
@@ -199,8 +212,25 @@ class PrefixCache:
         """
         self.version = next(_versions)
         indices = {slot: index for index, slot in enumerate(self._slots)}
+        again = [self._again(slot, keep) for slot, (_, keep) in zip(slots, sources, strict=True)]
         self.cache.select(
-            [-1 if source is None else indices[source] for source, _ in sources], [keep for _, keep in sources]
+            [-1 if source is None else indices[source] for source, _ in sources],
+            [keep if keep is None else keep - len(tokens) for (_, keep), tokens in zip(sources, again, strict=True)],
         )
+        if any(again):
+            self.cache.defer_prefill(again)
         self._slots = list(slots)
         self.rows = [slot.row for slot in slots if slot.row is not None]
+
+    def _again(self, slot: _Slot, keep: int | None) -> list[int]:
+        """Of the tokens that a row copies, the last one if the row's first pass is to compute it along with the root.
+
+        Two tokens of a prompt are rounded as all of it in one pass; the root alone is not.
+        """
+        whole = keep is not None and keep == slot.prompt - 1 and not _is_short(slot)
+        alike = self._model.rounds_alike and self._model.prefills_with_decode
+        return slot.tokens[slot.prompt - 2 : slot.prompt - 1] if whole and alike else []
+
+
+def _is_short(slot: _Slot) -> bool:
+    return slot.prompt <= SHORT_PROMPT

@@ -150,6 +150,13 @@ class LanguageModel(ABC):
             `Cache.defer_prefill`.
         commits_late: whether a node after uncommitted ones takes no longer than one after committed ones, and has the
             same scores, so that several tokens of plain decoding may be committed at once.
+        rounds_alike: a token of a chain has the same scores to the last bit whatever stands beside it in a pass, up to
+            `Limits.alike_tokens` tokens of its sequence: drafts, other rows, or a prompt of at most
+            `foretoken.models.widths.SHORT_PROMPT` tokens. So the engine drafts nothing beside a longer one. Passes
+            over more than `foretoken.models.widths.MOST_ALIKE` tokens of a row, as with so many drafts, are rounded
+            otherwise, and those that give hidden states may be: with heads, outputs may differ from plain ones.
+        prefers_chains: ``drafter="auto"`` drafts chains, and no trees: the target rounds alike, and has so few weights
+            that the further tokens of trees cost what they bring.
         supports_hidden_states: `forward` returns hidden states, and `num_layers`, `hidden_size` and `embeddings` are
             there: EAGLE-3 and Medusa heads need them.
         num_layers: layers of the (decoder's) stack, the highest of the `hidden_layers`; 0 where it is not known.
@@ -179,6 +186,8 @@ class LanguageModel(ABC):
     own_threads: bool = False
     prefills_with_decode: bool = False
     commits_late: bool = False
+    rounds_alike: bool = False
+    prefers_chains: bool = False
     supports_hidden_states: bool = False
     num_layers: int = 0
     supports_early_exit: bool = False

@@ -33,8 +33,9 @@ def tiny_pair(dtype: Any = "float32", **load_options: Any) -> tuple[LanguageMode
 
     Args:
         dtype: of the weights in memory, as `foretoken.load` takes it. They were stored in bfloat16, which processors
-            that multiply it run up to twice as fast; in float32 ties that rounding would decide are rarer, so that an
-            output with speculation and one without are equal token by token.
+            that multiply it run up to twice as fast. Greedy outputs with speculation and without are equal token by
+            token in either type where the target rounds alike (`LanguageModel.rounds_alike`). Elsewhere float32 makes
+            ties that rounding would decide rarer.
         load_options: further options of `foretoken.load`.
 
     Raises:

@@ -38,9 +38,17 @@ def least_for(weight_bytes: int, *, bfloat16: bool) -> int:
 
 WIDE = 8
 """Tokens of a row in a pass from which on scores, keys and values do not depend on how many there are, where a backend
-rounds alike otherwise. On OpenVINO attention rounds otherwise where no row has more than one token, and layers of
-rounded weights where a pass has up to four: scores differ in their third digit then, enough for a seed to give another
-output."""
+rounds alike otherwise. On OpenVINO attention rounds otherwise where a row has a single token, or its tokens are
+sequences by themselves (`foretoken.models.native.sequences`), and layers of rounded weights where a pass has up to
+four: scores differ in their third digit then, enough for a seed to give another output."""
+
+SHORT_PROMPT = 32
+"""Tokens of the longest prompt whose tokens are sequences by themselves on OpenVINO, as drafts are. Longer prompts are
+rounded otherwise: where a seed must give one output, neither kind may copy from the other."""
+
+MOST_ALIKE = 32
+"""Tokens of a row in a pass, at most, that are rounded as tokens by themselves on OpenVINO where scores of all are
+wanted: more are a prompt's."""
 
 _own: ContextVar[int] = ContextVar("own_widths", default=0)
 
@@ -68,8 +76,8 @@ class PassWidths:
     Args:
         patience: tokens of padding that are spent on one width; never more in one pass, unless it is held.
         least: no pass is narrower.
-        tells: passes over up to so many tokens are rounded otherwise where they are padded; so are those over a single
-            token of each row.
+        tells: passes over up to so many tokens may be rounded otherwise where they are padded; so may those over a
+            single token of each row.
 
     Attributes:
         last: the width of the last pass, narrow ones included; 0 before the first.

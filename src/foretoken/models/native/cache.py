@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -201,8 +201,8 @@ class NativeCache(Cache):
             if row.nodes and len(row.tokens) - row.kept >= (most + 1 if row.chain else _FEW + WIDE)
         ]
 
-    def lagging(self, most: int) -> list[Feed]:
-        """Feeds of up to `most` tokens for rows whose KV cache lags behind their committed tokens."""
+    def lagging(self, most: int, wanted: Sequence[Any]) -> list[Feed]:
+        """Feeds of up to `most` tokens for rows that are `wanted`, and whose KV cache lags behind their tokens."""
         return [
             Feed(
                 index,
@@ -212,7 +212,7 @@ class NativeCache(Cache):
                 None,
             )
             for index, row in enumerate(self.rows)
-            if row.kept < len(row.tokens)
+            if row.kept < len(row.tokens) and wanted[index]
         ]
 
     def feeds(self) -> list[Feed]:

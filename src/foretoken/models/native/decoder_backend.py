@@ -31,6 +31,7 @@ class DecoderBackend:
     own_threads = False
     prepares_in_turn = False
     prefill_tokens: int | None = None
+    rounds_alike = False
     layer_seconds = LanguageModel.layer_seconds
 
     def __init__(self, decoder: Decoder, quantize: Quantize | None) -> None:

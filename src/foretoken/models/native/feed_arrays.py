@@ -13,6 +13,8 @@ from torch import Tensor
 from foretoken.models.native.cache import Feed, NativeCache
 from foretoken.models.native.rope import Rotary
 
+_ONE = np.ones(1, dtype=np.uint8)
+
 
 def begin_earlier(cache: NativeCache, feeds: Sequence[Feed], missing: int) -> None:
     """Have feeds begin earlier in their sequences, by so many tokens in all: their keys and values are computed again.
@@ -23,10 +25,10 @@ def begin_earlier(cache: NativeCache, feeds: Sequence[Feed], missing: int) -> No
         missing -= feed.begin_earlier(cache.rows[feed.row].tokens, missing)
 
 
-def rotation(rotary: Rotary, feeds: Sequence[Feed]) -> tuple[Any, Any]:
-    """Cosines and sines ``[T, 1, 1, R]``."""
+def rotation(rotary: Rotary, feeds: Sequence[Feed], padding: int = 0) -> tuple[Any, Any]:
+    """Cosines and sines ``[T, 1, 1, R]``; any for so many tokens behind those of a chain."""
     regimes = {feed.regime for feed in feeds}
-    longest = max(feed.start + len(feed.tokens) for feed in feeds)
+    longest = max(feed.start + len(feed.tokens) for feed in feeds) + padding
     if len(feeds) == 1 and feeds[0].parents is None:  # a slice takes a tenth of the time
         both = rotary.table(feeds[0].regime, longest).numpy()[:, feeds[0].start : longest, None, None]
         return both[0], both[1]
@@ -45,12 +47,21 @@ def bends(feed: Feed, windows: Iterable[int | None]) -> bool:
     return feed.parents is not None and any(window is not None and end > window for window in windows)
 
 
-def trees(feeds: Sequence[Feed]) -> tuple[Any, Any]:
-    """For each feed the square mask among its new tokens, and where the squares begin; empty for chains."""
+def trees(feeds: Sequence[Feed], apart: Sequence[bool], sequences: int) -> tuple[Any, Any]:
+    """For each sequence the square mask among its new tokens, and where the squares begin; empty for chains.
+
+    Args:
+        feeds: of the pass.
+        apart: of each, whether each of its tokens is a sequence by itself.
+        sequences: how many there are; those behind the feeds' have no tokens.
+    """
     if all(feed.parents is None for feed in feeds):
         return [], []
-    squares = [np.array(feed.ancestors(), dtype=np.uint8).ravel() for feed in feeds]
-    return np.concatenate(squares), [0, *accumulate(map(len, squares))]
+    squares: list[Any] = []
+    for feed, is_apart in zip(feeds, apart, strict=True):
+        squares += [_ONE] * len(feed.tokens) if is_apart else [np.array(feed.ancestors(), dtype=np.uint8).ravel()]
+    begins = [0, *accumulate(map(len, squares))]
+    return np.concatenate(squares), begins + begins[-1:] * (sequences - len(squares))
 
 
 def score_by_path(

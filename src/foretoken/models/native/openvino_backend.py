@@ -33,6 +33,7 @@ from foretoken.models.native.narrow import MOST_BYTES, NarrowGraphs, lengthened
 from foretoken.models.native.openvino_network import DecoderNetwork, Network
 from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, PagedStore, context_room
 from foretoken.models.native.rope import Rotary
+from foretoken.models.native.sequences import Sequences, first_wanted, stands_alone
 from foretoken.models.native.widening import Widening
 from foretoken.models.widths import WIDE, PassWidths, least_for, patience_for
 
@@ -96,10 +97,14 @@ class OpenVinoBackend:
         size = weights.bytes()
         small = size <= MOST_BYTES
         rounds = quantize in ROUNDED_INPUTS or weights.rounds_inputs
+        # In float32, many weights of 16 bits are multiplied with few rows by another kernel than with more rows.
+        exact = small or dtype is torch.bfloat16 or not weights.keeps_16_bits
+        self.rounds_alike = quantize is None and not weights.rounds_inputs and exact
         group = weights.input_group if rounds else 0
         decoder = DecoderNetwork(weights, cache_dtype, quantize, group, small=small)
         self._network = network or decoder
         self._windows = set(spec.windows)
+        self._single = spec.groups >= torch.get_num_threads()  # else threads would be idle in a long row's attention
         self.chains = weights.bytes() <= MOST_CHAINED
         self._rotary = Rotary(spec.config, spec.rotary_dim)
         room = max(spec.max_length, _ADDRESSED) if small else spec.max_length
@@ -162,13 +167,17 @@ class OpenVinoBackend:
         outputs = None
         with self._lock:
             if graph is not None:
-                fed: Sequence[Feed] = [lengthened(feeds[0], graph.width or 0)]
+                fed: Sequence[Feed] = feeds
             else:
                 graph = self._graph(hidden_layers)
                 fed = self._padded(feeds, graph.widths)
                 graph = (narrow.for_tokens(sum(len(feed.tokens) for feed in fed)) if narrow else None) or graph
-            arrays = self._arrays(cache, fed)
-            begins = arrays["subsequence_begins"]
+            apart = [
+                stands_alone(feed, wanted, alike=self.rounds_alike, single=self._single)
+                for feed, wanted in zip(feeds, first_wanted(feeds, picks), strict=True)
+            ]
+            arrays = self._arrays(cache, fed, apart=apart, width=graph.width)
+            begins = [0, *accumulate(len(feed.tokens) for feed in feeds)]
             nodes = [begins[feed] + node for feed, node in picks] or [0]
             arrays["picks"] = nodes + [0] * (graph.picks - len(nodes))
             if not graph.moved:
@@ -320,9 +329,8 @@ class OpenVinoBackend:
     def _chain_arrays(self, cache: NativeCache, feeds: Sequence[Feed], steps: int, width: int | None) -> dict[str, Any]:
         """Inputs of a graph of so many steps, which takes any number of tokens or so many of one row."""
         ends = [feed.start + len(feed.tokens) for feed in feeds]
-        arrays = self._arrays(cache, feeds if width is None else [lengthened(feeds[0], width)], steps - 1)
-        begins = arrays["subsequence_begins"]
-        arrays["picks"] = [begin + len(feed.tokens) - 1 for begin, feed in zip(begins, feeds, strict=False)]
+        arrays = self._arrays(cache, feeds, steps - 1, width=width)
+        arrays["picks"] = [end - 1 for end in accumulate(len(feed.tokens) for feed in feeds)]
         if steps > 1:
             arrays |= next_pass_arrays(self._rotary.table(0, max(ends) + steps), ends, steps)
         return arrays
@@ -337,30 +345,48 @@ class OpenVinoBackend:
             self._scratch.append(self.pool.take())
         return [*feeds, Feed(-1, 0, [0] * missing, 0, None)]
 
-    def _arrays(self, cache: NativeCache, feeds: Sequence[Feed], margin: int = 0) -> dict[str, Any]:
-        """A graph's inputs for feeds, all but `picks`; the rows get blocks for so many more slots."""
+    def _arrays(
+        self,
+        cache: NativeCache,
+        feeds: Sequence[Feed],
+        margin: int = 0,
+        *,
+        apart: Sequence[bool] = (),
+        width: int | None = None,
+    ) -> dict[str, Any]:
+        """A graph's inputs for feeds, all but `picks`.
+
+        Args:
+            cache: the rows'.
+            feeds: of the pass.
+            margin: slots that each row gets blocks for besides.
+            apart: of the first feeds, whether each token is a sequence by itself (`stands_alone`); not so of others.
+            width: tokens that the graph takes of one feed; None for any number.
+        """
         store = cache.store
         assert isinstance(store, PagedStore)
-        sizes = [len(feed.tokens) for feed in feeds]
-        starts = [feed.start for feed in feeds]
-        ends = [start + size for start, size in zip(starts, sizes, strict=True)]
-        tables = [
-            store.reserve(feed.row, end + margin) if feed.row >= 0 else self._scratch
-            for feed, end in zip(feeds, ends, strict=True)
-        ]
-        used = [table[: -(-(end + margin) // BLOCK)] for table, end in zip(tables, ends, strict=True)]
-        cosines, sines = rotation(self._rotary, feeds)
-        masks, mask_begins = trees(feeds)
+        apart, padding = [*apart, *[False] * (len(feeds) - len(apart))], 0
+        if width is not None:
+            padding = width - len(feeds[0].tokens)
+            if not apart[0]:
+                feeds, padding = [lengthened(feeds[0], width)], 0
+        sequences = Sequences()
+        for feed, is_apart in zip(feeds, apart, strict=True):
+            end = feed.start + len(feed.tokens)
+            table = store.reserve(feed.row, end + margin) if feed.row >= 0 else self._scratch
+            add = sequences.add_each if is_apart else sequences.add
+            add(feed.start, len(feed.tokens), table[: -(-(end + margin) // BLOCK)])
+        if any(apart):
+            sequences.close(padding, self._scratch[0])
+        cosines, sines = rotation(self._rotary, feeds, padding)
+        masks, mask_begins = trees(feeds, apart, len(sequences.starts))
         return {
-            "tokens": [token for feed in feeds for token in feed.tokens],
+            "tokens": [token for feed in feeds for token in feed.tokens] + [0] * padding,
             "cosines": cosines,
             "sines": sines,
-            "past_lens": starts,
-            "subsequence_begins": [0, *accumulate(sizes)],
-            "block_indices": [block for table in used for block in table],
-            "block_indices_begins": [0, *accumulate(map(len, used))],
-            "max_context_len": context_room(max(ends)),
+            "max_context_len": context_room(max(feed.start + len(feed.tokens) for feed in feeds)),
             "tree": masks,
             "tree_begins": mask_begins,
+            **sequences.arrays(),
             **self._network.arrays(feeds),
         }

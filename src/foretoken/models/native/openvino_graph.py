@@ -1,7 +1,8 @@
 """The decoder of `decoder.py` as a graph of OpenVINO's operations, over a paged KV cache.
 
-Tokens of all rows are one after another, without padding: T tokens of S rows. Attention is OpenVINO's paged one, which
-writes new keys and values into blocks that belong to this package, and reads the blocks of each row that are in use.
+Tokens of all rows are one after another, without padding: T tokens of S sequences, of which a row may have several.
+Attention is OpenVINO's paged one, which writes new keys and values into blocks that belong to this package, and reads
+the blocks of each sequence that are in use.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ INPUTS = {
     "tokens": (ov.Type.i32, [-1]),  # [T]
     "cosines": (ov.Type.f32, [-1, 1, 1, -1]),  # [T, 1, 1, R]
     "sines": (ov.Type.f32, [-1, 1, 1, -1]),  # [T, 1, 1, R]
-    "past_lens": (ov.Type.i32, [-1]),  # [S]: slots of each row that are in use
-    "subsequence_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's tokens begin
-    "block_indices": (ov.Type.i32, [-1]),  # the rows' blocks, one row's after another's
-    "block_indices_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's blocks begin
+    "past_lens": (ov.Type.i32, [-1]),  # [S]: slots that each sequence has before its tokens, see `sequences`
+    "subsequence_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each one's tokens begin
+    "block_indices": (ov.Type.i32, [-1]),  # the sequences' blocks, one's after another's
+    "block_indices_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each one's blocks begin
     "max_context_len": (ov.Type.i32, []),  # slots of a row to make room for, the new ones included
-    "tree": (ov.Type.u8, [-1]),  # each row's square mask among its new tokens, one after another; empty for chains
-    "tree_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each row's square begins; empty for chains
+    "tree": (ov.Type.u8, [-1]),  # each sequence's square mask among its tokens, one after another; empty for chains
+    "tree_begins": (ov.Type.i32, [-1]),  # [S + 1]: where each one's square begins; empty for chains
     "picks": (ov.Type.i32, [-1]),  # [P]: tokens whose logits are wanted
 }
 """Inputs of a graph besides the keys and values of each layer: types and shapes."""
@@ -359,8 +360,8 @@ def joins_mlp(dtype: torch.dtype, quantize: Quantize | None) -> bool:
 def fix_width(graph: DecoderGraph, width: int) -> None:
     """Fix the sizes of inputs to those of a pass over so many tokens of one row, or of a chain that begins with it.
 
-    Only blocks of keys and values may then be of any number, and the mask of a tree, which attention alone reads. Not
-    for networks with further inputs.
+    Only what attention alone reads may then be of any size: sequences, their blocks, and the mask of a tree. Not for
+    networks with further inputs.
     """
     graph.width, turn = width, [1, 1, graph.spec.rotary_dim]
     steps = graph._steps or 1
@@ -369,9 +370,6 @@ def fix_width(graph: DecoderGraph, width: int) -> None:
         "tokens": [width],
         "cosines": [width, *turn],
         "sines": [width, *turn],
-        "past_lens": [1],
-        "subsequence_begins": [2],
-        "block_indices_begins": [2],
         "picks": [graph.picks],
         "next_cosines": [steps - 1, *turn],
         "next_sines": [steps - 1, *turn],

@@ -45,6 +45,8 @@ class Backend(Protocol):
     """See `LanguageModel`."""
     prefill_tokens: int | None
     """Most tokens of a row in a prefill pass, where the limits allow more; None for as many as they allow."""
+    rounds_alike: bool
+    """See `LanguageModel`."""
 
     @property
     def quantize(self) -> str | None:
@@ -131,6 +133,8 @@ class NativeModel(LanguageModel):
         self._switch = Rotary(backend.spec.config, backend.spec.rotary_dim).switch
         self.own_threads, self.backend_name = backend.own_threads, backend.name
         self.prefills_with_decode = backend.ragged and self._switch is None
+        self.rounds_alike = backend.rounds_alike
+        self.prefers_chains = backend.rounds_alike and backend.narrow is not None
         self.commits_late = self._switch is None
         self.chain_sizes = backend.chain_sizes if self.drafts_chains else ()
 
@@ -214,7 +218,7 @@ class NativeModel(LanguageModel):
             Each row's chain; all but its last token are tentative nodes now.
         """
         assert isinstance(cache, NativeCache)
-        self.catch_up(cache)
+        self.catch_up(cache, rows)
         chains = self.backend.chain(cache, rows, steps, draws)
         for row, tokens, chain in zip(cache.rows, rows, chains.tokens, strict=True):
             if tokens:
@@ -228,9 +232,12 @@ class NativeModel(LanguageModel):
         """See `LanguageModel.exit_after`."""
         return _Exit(self, layers)
 
-    def catch_up(self, cache: NativeCache) -> None:
-        """Bring the KV cache up to the committed tokens."""
-        while lagging := cache.lagging(prefill_chunk(self.backend.prefill_tokens)):
+    def catch_up(self, cache: NativeCache, wanted: Sequence[Any]) -> None:
+        """Bring the KV cache up to the committed tokens, in rows that are `wanted`: the last ones of others may wait.
+
+        They are rounded as all of a prompt where they are computed with its root.
+        """
+        while lagging := cache.lagging(prefill_chunk(self.backend.prefill_tokens), wanted):
             self.backend.score(cache, lagging, [], ())
             cache.fed(lagging)
 
@@ -331,13 +338,14 @@ class _Exit(NativeModel):
     def chain(self, rows: Sequence[Sequence[int]], steps: int, cache: Cache, draws: Draws | None = None) -> Chains:
         """As of the whole model, but nothing is committed or appended."""
         assert isinstance(cache, NativeCache)
-        self._model.catch_up(cache)
+        self._model.catch_up(cache, rows)
         return self.backend.chain(cache, rows, steps, draws).below(self.vocab_size)
 
     def _score(
         self, cache: NativeCache, counts: list[int], width: int, keep: Keep, hidden_layers: Sequence[int]
     ) -> Scores:
-        self._model.catch_up(cache)  # tokens cached by these layers alone would count as cached by all layers
+        # Tokens cached by these layers alone would count as cached by all layers.
+        self._model.catch_up(cache, [row.nodes for row in cache.rows])
         return super()._score(cache, counts, width, keep, hidden_layers)
 
 

@@ -1,0 +1,37 @@
+"""Whether this processor gives a token the same bits in any company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.models import load
+from foretoken.models.native.cache import Feed
+from foretoken.models.processor import multiplies_bfloat16, multiplies_tiles
+
+TEXT = [1 + (7 * at) % 29 for at in range(300)]
+
+
+def scores_of(backend, start, size):
+    """``[size, V]``: of tokens of `TEXT` from `start` on, in one pass, behind those before."""
+    cache = backend.open(1)
+    backend.score(cache, [Feed(0, 0, TEXT[:start], 0, None)], [(0, start - 1)], ())
+    feed, picks = Feed(0, start, TEXT[start : start + size], 0, None), [(0, node) for node in range(size)]
+    return backend.score(cache, [feed], picks, ())[0]
+
+
+def skip_unless_alike(source, dtype):
+    """The model, natively on OpenVINO; skips where this processor multiplies few rows otherwise than many.
+
+    Those with AVX-512 and bfloat16, and without AMX, don't: there it would be a fault.
+    """
+    pytest.importorskip("openvino")
+    if dtype == "bfloat16" and not multiplies_bfloat16():
+        pytest.skip("this processor doesn't multiply bfloat16")
+    model = load(source, runner="native", backend="openvino", dtype=dtype)
+    whole = scores_of(model.backend, 16, 17)
+    alike = all(torch.equal(scores_of(model.backend, 16, size), whole[:size]) for size in (1, 2, 6))
+    if not alike and (multiplies_tiles() or not multiplies_bfloat16()):
+        pytest.skip("this processor multiplies few rows otherwise than many")
+    assert alike
+    return model
