@@ -111,7 +111,7 @@ def test_up_to_the_limit():
     [(SHORT_PROMPT, 256, True), (SHORT_PROMPT + 1, 256, False), (60, 60, False), (60, 59, True)],
 )
 def test_nothing_is_drafted_beside_a_longer_prompt_that_is_to_be_alike(length, limit, drafts, monkeypatch):
-    target = load(tiny.tiny_llama(), runner="native", backend="openvino", dtype="float32")
+    target = skip_unless_alike(tiny.tiny_llama(), "float32")
     counts, forward = [], NativeModel.forward
     monkeypatch.setattr(
         NativeModel,
@@ -125,7 +125,7 @@ def test_nothing_is_drafted_beside_a_longer_prompt_that_is_to_be_alike(length, l
 
 
 def test_automatic_drafts_of_small_targets_that_round_alike_do_not_branch():
-    native = load(tiny.tiny_llama(), runner="native", backend="openvino", dtype="float32")
+    native = skip_unless_alike(tiny.tiny_llama(), "float32")
     assert native.prefers_chains
     assert not Engine(native, "auto").drafter.trees
     assert Engine(native, "lookup").drafter.trees  # who names it gets its trees

@@ -31,6 +31,15 @@ def multiplies_int8() -> bool:
     return bool(ask is not None and ask())
 
 
+def multiplies_rows_alike() -> bool:
+    """Whether OpenVINO is known to give a row of a product the same bits beside any others on this CPU.
+
+    So it was found on processors with AVX-512 for bfloat16. Those with tiles (AMX), or without bfloat16, have other
+    kernels, which were not tried.
+    """
+    return multiplies_bfloat16() and not multiplies_tiles()
+
+
 def multiplies_tiles() -> bool:
     """Whether this CPU has instructions that multiply tiles of bfloat16 numbers (AMX)."""
     ask = getattr(torch.cpu, "_is_amx_tile_supported", None)

@@ -35,6 +35,7 @@ from foretoken.models.native.paging import BLOCK, FIRST_BLOCKS, BlockPool, Paged
 from foretoken.models.native.rope import Rotary
 from foretoken.models.native.sequences import Sequences, first_wanted, stands_alone
 from foretoken.models.native.widening import Widening
+from foretoken.models.processor import multiplies_rows_alike
 from foretoken.models.widths import WIDE, PassWidths, least_for, patience_for
 
 _PREFILL_ROUNDED = 128
@@ -99,7 +100,7 @@ class OpenVinoBackend:
         rounds = quantize in ROUNDED_INPUTS or weights.rounds_inputs
         # In float32, many weights of 16 bits are multiplied with few rows by another kernel than with more rows.
         exact = small or dtype is torch.bfloat16 or not weights.keeps_16_bits
-        self.rounds_alike = quantize is None and not weights.rounds_inputs and exact
+        self.rounds_alike = quantize is None and not weights.rounds_inputs and exact and multiplies_rows_alike()
         group = weights.input_group if rounds else 0
         decoder = DecoderNetwork(weights, cache_dtype, quantize, group, small=small)
         self._network = network or decoder
