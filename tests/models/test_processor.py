@@ -50,3 +50,12 @@ def test_passes_are_assumed_to_be_faster_where_the_processor_multiplies_bfloat16
         assert model.assumed_seconds == pytest.approx(model.weight_bytes / speed)
     finally:
         processor.bytes_per_second.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "tiles", "alike"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_which_processors_are_known_to_multiply_rows_alike(bfloat16, tiles, alike, monkeypatch):
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: bfloat16)
+    monkeypatch.setattr(processor, "multiplies_tiles", lambda: tiles)
+    assert processor.multiplies_rows_alike() == alike

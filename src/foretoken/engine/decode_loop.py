@@ -133,13 +133,14 @@ class DecodeLoop:
         members = self._members = self._membership(slots)
         drafter = self.cascade if members.chooses else self.drafter
         follows = not (drafter.hidden_layers or drafter.reads_cache)
-        bounds = self._prefill.held_back(members.rows, [self.limits.forced_tokens] * len(members.rows))
+        held = self._prefill.held_back(members.rows)
+        bounds = [0 if holds else self.limits.forced_tokens for holds in held]
         forced = Forced.of(members, follows, bounds, alike=self.target.rounds_alike)
         clock.turn_to("drafter")
         with forced.ahead(), self._memory_guard(f"the drafter {self.drafter.name}"):
             batch = members.batch(self._prefixes.cache, self.target.vocab_size)
             room = self.lengths.limits(members.rows, members.fixed_lengths)
-            limits = forced.limits(self._prefill.held_back(members.rows, room))
+            limits = forced.limits([0 if holds else most for holds, most in zip(held, room, strict=True)])
             drafted = self._propose(drafter, members, batch, limits)
         draft = forced.before(drafted)
         if not draft.width and not prefilled:

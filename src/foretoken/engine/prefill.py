@@ -57,16 +57,10 @@ class Prefill:
             self._compute(chunks, missing)
             worked = True
 
-    def held_back(self, rows: Sequence[Row], limits: list[int]) -> list[int]:
-        """How many tokens each row may draft: none beside the end of a prompt, see `LanguageModel.rounds_alike`."""
-        if not (self._joins_decode and self._model.rounds_alike):
-            return limits
-        most = current_limits().alike_tokens
-        lengths = [row.sequence.prompt_length for row in rows]
-        held = [
-            SHORT_PROMPT < n <= most and len(row.sequence.tokens) == n for row, n in zip(rows, lengths, strict=True)
-        ]
-        return [0 if holds else limit for holds, limit in zip(held, limits, strict=True)]
+    def held_back(self, rows: Sequence[Row]) -> list[bool]:
+        """Of each row, whether nothing is drafted beside the end of its prompt: see `LanguageModel.rounds_alike`."""
+        most = current_limits().alike_tokens if self._joins_decode and self._model.rounds_alike else 0
+        return [SHORT_PROMPT < row.sequence.prompt_length == len(row.sequence.tokens) <= most for row in rows]
 
     def _compute(self, chunks: list[list[int]], missing: list[list[int]]) -> None:
         """One pass over parts of prompts; the last parts wait for the round's own pass where the target can do that.
