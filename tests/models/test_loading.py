@@ -42,6 +42,14 @@ def test_round_trip(name, tmp_path):
         assert not ours.requires_grad
 
 
+def test_transformers_runner_does_not_quantise(folder):
+    """It is said, and not run on another runner than the one that was asked for."""
+    for model in (folder, tiny.tiny_llama()):
+        with pytest.raises(ModelError, match="runner is 'hf', which doesn't quantise, and quantize is 'int8': leave one"):
+            load(model, runner="hf", quantize="int8")
+        assert load(model, runner="hf", quantize="auto").quantize is None
+
+
 def test_tokenizer_is_found(folder):
     tokenizer(["?", "a", "b"]).save_pretrained(folder)
     assert load(str(folder)).tokenizer.get_vocab() == {"?": 0, "a": 1, "b": 2}

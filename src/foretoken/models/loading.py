@@ -68,7 +68,7 @@ def load(
             does, "hf" runs any model with transformers, "auto" is "native" for checkpoints where it can be.
             GGUF files: "gguf" runs any on llama.cpp, "native" those of Llama, Qwen2 and Qwen3 on OpenVINO, and "auto"
             is "native" where it can be and is not slower without drafts, if no option is for llama.cpp.
-            A transformers model runs on "hf" unless this is "native".
+            A transformers model runs on "hf" unless this is "native" or `quantize` is given.
         drafted: a draft model will draft for this model; `Engine` sets it for its target. For GGUF files: `runner`
             "auto" then takes the runner on which passes over several tokens are cheapest, even if plain decoding is
             slower there.
@@ -77,12 +77,12 @@ def load(
             "w4a8" also round the layers' inputs to eight bits, as llama.cpp does. With OpenVINO this makes passes over
             several tokens cheaper where the processor multiplies eight-bit integers; other backends refuse them. The
             model's distribution is then that of the rounded model. "auto" is for drafters: "w8a8" where it is faster,
-            else nothing. Only the native runner quantises.
+            else nothing. Only the native runner quantises: with "hf" anything but "auto" is refused.
         backend: what the native runner computes with: "openvino", "torch", or "auto" for the fastest installed.
         eager: compile nothing: the native runner uses torch, operation by operation. Otherwise, where OpenVINO doesn't
             run the model, torch compiles the layers for the processor, once on a machine.
-        n_ctx: for GGUF files: most tokens of a sequence; None for the file's context. `dtype` and `quantize` don't
-            apply to such files.
+        n_ctx: for GGUF files: most tokens of a sequence; None for the file's context. `dtype` has no effect on such
+            files, and `quantize` is refused.
         n_gpu_layers: for llama.cpp: layers that a GPU computes, where llama.cpp was built for one; None for all.
         n_threads: for llama.cpp: threads that compute a pass; None for as many as torch uses.
         cache_type: for llama.cpp: of keys and values, "f32", "f16", "bf16" or "q8_0"; "auto" is "f32" where the weights
@@ -102,6 +102,8 @@ def load(
     if name is not None and not isinstance(name, str):
         raise ModelError(f"name is {shown(name)}: give a string")
     options = native.Options(quantize, backend, eager)
+    if runner == "hf" and quantize not in (None, "auto"):
+        raise ModelError(f"runner is 'hf', which doesn't quantise, and quantize is {quantize!r}: leave one of them out")
     llama = gguf.Options(n_ctx, n_gpu_layers, n_threads, cache_type, mmap)
     if isinstance(model, nn.Module):
         tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
@@ -195,7 +197,7 @@ def _load_by_transformers_config(
 
     config = transformers_loading.read_config(source, hub)
     architecture = transformers_loading.architecture_of(config, name)
-    if runner != "hf" or options.quantize not in (None, "auto"):
+    if runner != "hf":
         resolved = torch.float32 if config.is_encoder_decoder else resolve_dtype(dtype, config, device)
         folder = Path(source) if Path(source).is_dir() else None
         # Without that, transformers takes its own class of a type that it knows.
