@@ -45,7 +45,7 @@ def test_round_trip(name, tmp_path):
 def test_transformers_runner_does_not_quantise(folder):
     """It is said, and not run on another runner than the one that was asked for."""
     for model in (folder, tiny.tiny_llama()):
-        with pytest.raises(ModelError, match="runner is 'hf', which doesn't quantise, and quantize is 'int8': leave one"):
+        with pytest.raises(ModelError, match="runner is 'hf', which doesn't quantise, and quantize is 'int8'"):
             load(model, runner="hf", quantize="int8")
         assert load(model, runner="hf", quantize="auto").quantize is None
 

@@ -151,6 +151,20 @@ def test_bad_fields_of_responses(server, fields, param):
     assert answer.json["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "meant"),
+    [
+        ("/v1/responses", "max_tokens", "max_output_tokens"),
+        ("/v1/responses", "max_completion_tokens", "max_output_tokens"),
+        ("/v1/completions", "max_new_tokens", "max_tokens"),
+        ("/v1/messages", "max_output_tokens", "max_tokens"),
+    ],
+)
+def test_another_apis_name_of_the_token_limit_is_told_this_ones(server, path, name, meant):
+    error = server.post(path, {name: 5}).json["error"]
+    assert f"{name} is not served (did you mean {meant!r}?)" in error["message"]
+
+
 # --- messages -------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -41,6 +42,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
 }
 """Fields that are not served (by every path), with the values that ask for nothing: those are let pass."""
+_TOKEN_LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")  # in one API or another
 
 
 async def read(request: Request, schema: type[Body], settings: ServeSettings) -> Body:
@@ -133,12 +135,18 @@ def check(value: dict[str, Any], schema: type[Body]) -> Body:
     }
     for name in given:
         if name not in fields:
-            message = f"{name[:200]} is not served{did_you_mean(name[:200], fields)}: leave it out"
+            message = f"{name[:200]} is not served{_meant(name[:200], fields)}: leave it out"
             raise ApiError(400, message, name[:200], "unsupported_field")
     try:
         return schema.model_validate(given)
     except ValidationError as error:
         raise _explained(error) from None
+
+
+def _meant(name: str, fields: Collection[str]) -> str:
+    """A question with the field that was probably meant; nothing where none is like it."""
+    limits = [limit for limit in _TOKEN_LIMITS if limit in fields] if name in _TOKEN_LIMITS else []
+    return f" (did you mean {limits[0]!r}?)" if limits else did_you_mean(name, fields)
 
 
 def _explained(error: ValidationError) -> ApiError:
