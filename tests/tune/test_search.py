@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from io import StringIO
 
 import pytest
 from given_speeds import Track, plan
+from rich.console import Console
 
 from foretoken.bench.errors import BenchError
 from foretoken.drafters import Known, NgramStorage, PromptLookup, known
 from foretoken.errors import ModelError
 from foretoken.tune import Candidate, candidates
 from foretoken.tune.candidates import PLAIN
-from foretoken.tune.report import profile_of
+from foretoken.tune.report import profile_of, show
 
 
 def test_the_fastest_wins_with_its_best_settings(race):
@@ -195,6 +197,18 @@ def test_what_there_is_no_time_for_is_named(race):
     assert {one.drafter for one in results.unmeasured} | {one.candidate.drafter for one in results.ranked} == {
         "none", *speeds,
     }  # fmt: skip
+
+
+def test_drafters_that_were_measured_are_not_said_to_be_unmeasured(race):
+    speeds = {f"drafter-{number}": 1.2 for number in range(6)}
+    results = race(Track(speeds), plan(speeds, seconds=4.5, temperatures=(0.0,)))
+    never = [one.drafter for one in results.unmeasured]
+    measured = next(one for one in speeds if one not in never)
+    results.contenders[0].append(Candidate(measured, "block", 7))
+    console = Console(width=400, record=True, file=StringIO())
+    show(results, plan(speeds, temperatures=(0.0,)), console)
+    line = f"Not measured, for lack of time: {', '.join(dict.fromkeys(never))}; other settings of {measured}"
+    assert line in console.export_text().splitlines()
 
 
 @pytest.mark.parametrize("stop_after", [1, 17, 60, 150])

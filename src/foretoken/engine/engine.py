@@ -48,10 +48,10 @@ class Engine:
             may have another vocabulary than the target: see `vocab`.
         verifier: a name from `foretoken.verify.names`, or a verifier; ``"auto"`` takes ``"traversal"`` for drafters of
             trees and ``"block"`` for all others.
-        num_speculative_tokens: most tokens that are drafted a round; 0 decodes plainly. ``"auto"`` takes what is
-            fastest by measured costs and acceptance rates, round by round: 0 where speculation does not pay. For a
-            request that names a seed and whose output depends on drafts, it goes by assumed costs and by that request's
-            own rounds. For drafters of trees this is the number of nodes.
+        num_speculative_tokens: most tokens that are drafted a round, up to 256; 0 decodes plainly. ``"auto"`` takes
+            what is fastest by measured costs and acceptance rates, round by round: 0 where speculation does not pay.
+            For a request that names a seed and whose output depends on drafts, it goes by assumed costs and by that
+            request's own rounds. For drafters of trees this is the number of nodes.
         tree: how a drafter drafts that can draft trees, such as a model: ``"none"`` for chains, ``"static"`` for the
             best shape for the number of nodes, with drawn tokens, ``"dynamic"`` for the most probable nodes; or a file
             with a shape or measured rates (see `foretoken.drafters.tree_plan.plan_of`). None leaves it to the drafter;
@@ -66,8 +66,8 @@ class Engine:
         vocab: what a draft model of another vocabulary drafts: ``"intersection"``, tokens that both vocabularies have
             (`SharedTokens`); ``"text"``, strings that the target's tokenizer encodes (`DraftedText`); ``"auto"``, the
             first if at least half of the draft model's tokens are shared, else the second. ``"same"`` refuses it.
-        limits: sizes at which work is split or done in another way. They bound memory, and never change the output,
-            except for `forced_tokens` where a seed is named.
+        limits: sizes at which work is split or done in another way. They change no output's distribution. What a seed
+            gives may depend on `forced_tokens`, and by rounding on `host_logits` and `alike_tokens`.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:

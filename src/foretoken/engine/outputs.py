@@ -168,11 +168,11 @@ class Completion:
 
     Attributes:
         token_ids: generated tokens; the end token, if one was generated, included.
-        text: the decoded string without special tokens, cut before a stop string; empty for a model without a
-            tokenizer.
-        finish_reason: ``stop`` (an end token, a stop token or a stop string), ``length`` (`max_new_tokens` or the
-            model's context is used up), ``cancelled`` (by whoever submitted it), or ``error`` (of several requests
-            only: this one failed, see `error`).
+        text: the decoded string, cut before a stop string; without special tokens, unless
+            `SamplingParams.skip_special_tokens` is False; empty for a model without a tokenizer.
+        finish_reason: ``stop`` (an end token, a stop token, a stop string or the end of the grammar), ``length``
+            (`max_new_tokens` or the model's context is used up), ``cancelled`` (by whoever submitted it), or ``error``
+            (of several requests only: this one failed, see `error`).
         logprobs: one entry a token if `SamplingParams.logprobs` is set, else None.
         stats: rounds, tokens and seconds.
         error: the exception, with finish_reason ``error``.

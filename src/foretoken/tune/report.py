@@ -83,13 +83,21 @@ def show(results: TuneResults, plan: TunePlan, console: Console) -> None:
     for label, reason in _failures(results.failed):
         console.print(f"Can't be used: {label}: {reason}", style="yellow", soft_wrap=True)
     if results.unmeasured:
-        names = ", ".join(dict.fromkeys(_label(one.drafter, ",") for one in results.unmeasured))
-        console.print(f"Not measured, for lack of time: {names}", style="yellow", soft_wrap=True)
+        console.print(f"Not measured, for lack of time: {_unmeasured(results)}", style="yellow", soft_wrap=True)
     console.print()
     console.print(_verdict(ranked[0]), style="bold", soft_wrap=True)
     for kind, one in _apart(results, plan).items():
         if one.candidate != ranked[0].candidate and ranked[0].candidate != PLAIN:
             console.print(f"For {kind} requests alone: {_settings(one)}.", soft_wrap=True)
+
+
+def _unmeasured(results: TuneResults) -> str:
+    """Drafters that were not measured at all, then those of which some settings were not."""
+    measured = {one.candidate.drafter for one in results.ranked}
+    drafters = dict.fromkeys(one.drafter for one in results.unmeasured)
+    parts = {"": [one for one in drafters if one not in measured]}
+    parts["other settings of "] = [one for one in drafters if one in measured]
+    return "; ".join(start + ", ".join(_label(one, ",") for one in some) for start, some in parts.items() if some)
 
 
 def _cells(outcome: Outcome, temperatures: Sequence[float]) -> list[str]:
