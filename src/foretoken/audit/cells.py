@@ -47,7 +47,7 @@ class Cells:
     """G-test evidence on a grouping of sequences into cells.
 
     Args:
-        sequences: the data.
+        observed: the counts of sequences.
         groups: for each prompt, the cell of each sequence, ``[V ** depth]``.
         name, scope, question: see `Finding`.
         labels: names of the cells, for the plot.

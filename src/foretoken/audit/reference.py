@@ -27,7 +27,7 @@ def shape(logits: Floats, params: SamplingParams, histories: Sequence[tuple[Sequ
     Args:
         logits: ``[n, V]``.
         params: the claim; `min_new_tokens` is not considered.
-        sequences: prompt and output so far of each row.
+        histories: prompt and output so far of each row.
     """
     penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
     if not params.logit_bias and not penalised:
