@@ -23,7 +23,8 @@ def modules() -> Iterator[ModuleType]:
             try:
                 yield importlib.import_module(module.name)
             except ModuleNotFoundError as error:
-                assert not str(error.name).startswith("foretoken")
+                if str(error.name).startswith("foretoken"):
+                    raise
 
 
 def described(module: ModuleType) -> Iterator[tuple[str, Callable, str]]:
