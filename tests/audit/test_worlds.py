@@ -96,6 +96,17 @@ def test_bad_worlds(tmp_path, arguments, message):
         make_worlds(tmp_path, **arguments)
 
 
+def test_a_world_is_found_in_the_folder_that_it_was_made_in(tmp_path):
+    """What `make-world DIR` made is `--world DIR`."""
+    cousin, stranger = make_worlds(tmp_path, [("cousin", SamplingParams()), ("stranger", SamplingParams())])
+    save_world(cousin)
+    assert load_world(tmp_path).path == cousin.path
+    save_world(stranger)
+    assert load_world(stranger.path).path == stranger.path
+    with pytest.raises(AuditError, match=f"holds several worlds: give one of .*{cousin.path.name}.*stranger"):
+        load_world(tmp_path)
+
+
 def test_too_many_sequences_to_enumerate_are_cut(tmp_path):
     (one,) = make_worlds(tmp_path, [("cousin", SamplingParams())], num_speculative_tokens=6)
     assert one.num_speculative_tokens == 6

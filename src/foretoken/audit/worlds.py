@@ -229,11 +229,17 @@ def save_world(world: World) -> Path:
 
 
 def load_world(path: str | Path) -> World:
-    """The world that `save_world` wrote into that folder.
+    """The world that `save_world` wrote into that folder, or into the one of its folders that holds a world.
 
     Raises:
-        AuditError: there is none.
+        AuditError: there is none, or there are several.
     """
+    if not (Path(path) / _FILE).exists():
+        inside = sorted(file.parent for file in Path(path).glob(f"*/{_FILE}"))
+        if len(inside) > 1:
+            names = ", ".join(repr(str(folder)) for folder in inside)
+            raise AuditError(f"{str(path)!r} holds several worlds: give one of {names}")
+        path = inside[0] if inside else path
     file = Path(path) / _FILE
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
