@@ -165,6 +165,11 @@ def test_another_apis_name_of_the_token_limit_is_told_this_ones(server, path, na
     assert f"{name} is not served (did you mean {meant!r}?)" in error["message"]
 
 
+def test_a_verifier_that_is_refused_is_named(server):
+    error = server.post("/v1/responses", {"input": "x", "speculation": {"verifier": "typical"}}).json["error"]
+    assert error["message"].startswith("speculation.verifier is 'typical': use a lossless one, token, block, ")
+
+
 # --- messages -------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from foretoken.engine.settings import (
     check_num_speculative_tokens,
     check_tree_choice,
 )
-from foretoken.errors import ForetokenError
+from foretoken.errors import ForetokenError, shown
 from foretoken.serve.errors import ApiError
 
 
@@ -51,7 +51,7 @@ class Speculation(Strict):
         if self.verifier is not None:
             lossless = [name for name in verify.names() if verify.get(name).lossless]
             if self.verifier not in lossless:
-                message = f"speculation.verifier is none of this server's: use one of {', '.join(lossless)}"
+                message = f"speculation.verifier is {shown(self.verifier)}: use a lossless one, {', '.join(lossless)}"
                 raise ApiError(400, message, "speculation.verifier")
         name = "drafter"
         try:
