@@ -9,9 +9,11 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from audit import test_endpoint as servers
+from byte_tokenizer import byte_tokenizer
 from foretoken.audit import AuditError
 from foretoken.cli.app import app
-from foretoken.cli.audit_run import load_drafter_reference, special_tokens
+from foretoken.cli.audit_run import load_drafter_reference, read_prompts, special_tokens
+from foretoken.errors import PromptError
 
 SAMPLERS = """
 from audit.samplers import PlainSampler, leaning
@@ -145,6 +147,15 @@ def test_bad_input_is_status_2(arguments, message):
 def test_a_world_of_many_draft_tokens_is_made_at_once(tmp_path):
     result = run("make-world", "here", "-k", str(10**9))
     assert result.exit_code == 0, result.output
+
+
+def test_prompts_are_the_lines_of_a_file(tmp_path):
+    file, tokenizer = tmp_path / "prompts.txt", byte_tokenizer()
+    file.write_bytes("\ufeffthe cat\r\na\u2028b\x0cc\n\nend".encode())
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in read_prompts(tokenizer, file)]
+    assert texts == ["the cat", "a\u2028b\x0cc", "end"]
+    with pytest.raises(PromptError, match=r"can't be read: No such file or directory$"):
+        read_prompts(tokenizer, tmp_path / "none.txt")
 
 
 def test_a_world_is_made_served_and_audited(tmp_path):

@@ -112,6 +112,9 @@ def test_report_shows_a_file_again(tmp_path: Path) -> None:
     wrong = call("report", file, "--reference", "vllm")
     assert wrong.exit_code == 2
     assert "choose one of foretoken:draft-model k=4" in wrong.stderr
+    missing = call("report", tmp_path / "none.jsonl")
+    assert missing.exit_code == 2
+    assert "can't be read: No such file or directory\n" in missing.stderr
 
 
 def test_results_of_another_command_are_named(tmp_path: Path) -> None:

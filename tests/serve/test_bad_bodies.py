@@ -289,7 +289,19 @@ def test_tokenizing():
         assert told["count"] == len(told["tokens"]) == 5
         assert running.post("/detokenize", {"tokens": told["tokens"]}).json == {"prompt": "the cat"}
         assert running.post("/tokenize", {"messages": USER}).json["count"] > 2
+        as_vllm = {"add_special_tokens": True, "return_token_strs": False}  # as its clients send it
+        assert running.post("/tokenize", {"prompt": "the cat", **as_vllm}).json == told
+        as_vllm |= {"add_special_tokens": False, "add_generation_prompt": True, "continue_final_message": False}
+        assert running.post("/tokenize", {"messages": USER, **as_vllm}).status == 200
+        assert running.complete(prompt="x", max_tokens=1, add_special_tokens=True).status == 200
         for path, body in (
+            ("/tokenize", {"prompt": "x", "add_special_tokens": False}),
+            ("/tokenize", {"messages": USER, "add_special_tokens": True}),
+            ("/tokenize", {"prompt": "x", "return_token_strs": True}),
+            ("/v1/completions", {"prompt": "x", "add_special_tokens": False}),
+            ("/v1/completions", {"prompt": "x", "add_special_tokens": 1}),
+            ("/v1/chat/completions", {"messages": USER, "add_generation_prompt": False}),
+            ("/v1/chat/completions", {"messages": USER, "add_special_tokens": True}),
             ("/tokenize", {}),
             ("/tokenize", {"prompt": "x", "messages": USER}),
             ("/tokenize", {"prompt": 5}),
@@ -309,6 +321,12 @@ def test_a_number_of_thousands_of_digits_is_too_many_completions(small):
     error = check(answer, "prompt")
     assert answer.status == 400
     assert "too many completions" in error["message"]
+
+
+def test_what_a_refused_bias_is_told_to_use_can_be_sent(small):
+    error = check(small.complete(prompt="x", logit_bias={"65": -1e31}), "logit_bias")
+    assert "use -1e30 to ban a token" in error["message"]
+    assert small.complete(prompt="x", max_tokens=1, logit_bias={"65": -1e30}).status == 200
 
 
 def test_a_number_that_is_infinite_is_refused_before_anything_is_generated(small):

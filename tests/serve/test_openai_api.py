@@ -12,6 +12,7 @@ from byte_tokenizer import byte_tokenizer
 from foretoken.engine.outputs import TokenLogprob
 from foretoken.limits import Limits
 from foretoken.sampling import SamplingParams
+from foretoken.serve.chat_messages import chat_message
 from foretoken.serve.logprobs import Offsets, completion_logprobs
 from serve_harness import END, MODEL, Running, serving, tiny_engine
 
@@ -290,6 +291,44 @@ def test_fields_that_ask_for_nothing_pass(server):
         "priority": 0,
     }
     assert server.chat(messages=MESSAGES, max_tokens=1, store=False, **asked).status == 200
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"stream": True, "stream_options": {"include_usage": None, "include_obfuscation": False}},
+        {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": None}},
+        {"response_format": {"type": "text", "json_schema": None}},
+        {"response_format": {"type": "json_object", "json_schema": None, "schema": None}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}, "odd": None}}},
+        {"structured_outputs": {"regex": "a", "disable_any_whitespace": None, "whitespace_pattern": None}},
+        {"structured_outputs": {"json": None, "disable_fallback": False, "disable_additional_properties": False}},
+        {"logprobs": False, "top_logprobs": 0},
+        {"function_call": "auto", "verbosity": "medium", "reasoning": {"effort": None}},
+        {"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False},
+        {"include_reasoning": True},
+    ],
+)
+def test_inner_fields_that_ask_for_nothing_pass(server, asked):
+    """Clients that write out a whole object of theirs send what is not set as null, or as what it is by default."""
+    answer = server.chat(messages=MESSAGES, max_tokens=1, **asked)
+    assert answer.status == 200, answer.text
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+def test_who_speaks_may_have_a_name(server, role):
+    """As in OpenAI's API; a template that does not write names does without."""
+    messages = [{"role": role, "content": "hi"}, *USER]
+    named = server.chat(messages=[{**messages[0], "name": "ada"}, *USER], seed=3, max_tokens=8)
+    assert named.status == 200, named.text
+    assert named.json["choices"] == server.chat(messages=messages, seed=3, max_tokens=8).json["choices"]
+    wrong = server.chat(messages=[{**messages[0], "name": 5}, *USER])
+    assert (wrong.status, wrong.json["error"]["param"]) == (400, "messages.0.name")
+
+
+def test_a_template_may_write_who_speaks():
+    assert chat_message({"role": "user", "content": "hi", "name": "ada"}, "messages.0")["name"] == "ada"
+    assert "name" not in chat_message({"role": "user", "content": "hi", "name": None}, "messages.0")
 
 
 # --- the client of OpenAI, unmodified -------------------------------------------------------------------------------

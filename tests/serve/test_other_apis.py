@@ -170,6 +170,22 @@ def test_a_verifier_that_is_refused_is_named(server):
     assert error["message"].startswith("speculation.verifier is 'typical': use a lossless one, token, block, ")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": {"verbosity": None}},
+        {"text": {"format": None, "verbosity": "medium"}},
+        {"reasoning": {"effort": None, "summary": None}},
+        {"stream": True, "stream_options": {"include_obfuscation": False}},
+        {"top_logprobs": 0},
+        {"input": [{"type": None, "role": "user", "content": "x"}]},
+    ],
+)
+def test_fields_of_responses_that_ask_for_nothing_pass(server, fields):
+    answer = server.post("/v1/responses", {"input": "x", "max_output_tokens": 1, **fields})
+    assert answer.status == 200, answer.text
+
+
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +219,21 @@ def test_a_message_streams_and_says_why_it_ends(server):
         end = events[-2][1]
         assert end["delta"] == {"stop_reason": reason, "stop_sequence": found}
         assert end["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"service_tier": "standard_only"},
+        {"system": []},
+        {"mcp_servers": [], "container": None},
+        {"tools": [{"type": None, "name": "f", "input_schema": {"type": "object"}}]},
+        {"messages": [*USER, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}, *USER]},
+    ],
+)
+def test_fields_of_messages_that_ask_for_nothing_pass(server, fields):
+    answer = message(server, **{"max_tokens": 1, **fields})
+    assert answer.status == 200, answer.text
 
 
 def test_tokens_of_a_message_are_counted(server):

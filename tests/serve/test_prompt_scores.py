@@ -37,6 +37,34 @@ def test_an_echoed_output_has_the_log_probabilities_that_it_was_generated_with(s
     assert len({len(values) for values in told.values()}) == 1
 
 
+def test_an_echo_alone_generates_nothing(server):
+    """OpenAI's limit may be 0, with which prompts are scored."""
+    asked = {"prompt": ["the cat", "a dog!"], "logprobs": 1, "echo": True, "n": 2, **IDS}
+    longer = server.complete(**asked, max_tokens=1).json["choices"]
+    answer = server.complete(**asked, max_tokens=0).json
+    assert [choice["text"] for choice in answer["choices"]] == ["the cat"] * 2 + ["a dog!"] * 2
+    for ours, theirs in zip(answer["choices"], longer, strict=True):
+        assert (ours["finish_reason"], ours["token_ids"]) == ("length", [])
+        told = ours["logprobs"]
+        assert told["tokens"] == theirs["logprobs"]["tokens"][:-1]
+        assert told["text_offset"] == theirs["logprobs"]["text_offset"][:-1]
+        assert told["token_logprobs"][1:] == pytest.approx(theirs["logprobs"]["token_logprobs"][1:-1], abs=1e-5)
+    prompt_tokens = len(answer["choices"][0]["prompt_token_ids"]) + len(answer["choices"][2]["prompt_token_ids"])
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (prompt_tokens, 0)
+    stream = server.complete(**asked, max_tokens=0, stream=True, stream_options={"include_usage": True})
+    *chunks, end = map(json.loads, stream.events[:-1])
+    assert (end["choices"], end["usage"]) == ([], answer["usage"])
+    for index, whole in enumerate(answer["choices"]):
+        parts = [one for chunk in chunks for one in chunk["choices"] if one["index"] == index]
+        assert "".join(part["text"] for part in parts) == whole["text"]
+        assert [token for part in parts for token in part["logprobs"]["tokens"]] == whole["logprobs"]["tokens"]
+        assert [part["finish_reason"] for part in parts] == [None, "length"]
+    plain = server.complete(prompt="the cat", echo=True, max_tokens=0).json["choices"][0]
+    assert (plain["text"], plain["logprobs"], plain["finish_reason"]) == ("the cat", None, "length")
+    for wrong in ({"max_tokens": 0}, {"max_tokens": False, "echo": True}, {"max_tokens": -1, "echo": True}):
+        assert server.complete(prompt="the cat", **wrong).status == 400
+
+
 def test_streams_begin_with_the_scores_of_the_prompt(server):
     fields = {"prompt": ["the cat", [65, 66, 67]], "n": 2, "max_tokens": 5, "logprobs": 0, "echo": True, "seed": 1}
     whole = server.complete(**fields).json["choices"]

@@ -520,6 +520,24 @@ def test_no_part_is_written_to_a_connection_that_is_closing():
     assert written == [False]
 
 
+def test_events_that_wait_for_a_client_that_is_gone_are_not_in_the_log(caplog):
+    """They come one after another, without a pause in which the server would learn of it."""
+    ended = threading.Event()
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            scope["extensions"][WRITE_PART].func.__self__.transport.abort()
+            for _ in range(20):
+                await send({"type": "http.response.body", "body": b"too late", "more_body": True})
+            ended.set()
+
+    with listening(app) as port, closing(socket.create_connection(("127.0.0.1", port), LONGEST)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert ended.wait(LONGEST)
+    assert not caplog.messages
+
+
 def test_a_part_is_written_at_once_where_the_client_takes_it_and_the_body_is_in_chunks():
     written = []
 

@@ -477,6 +477,8 @@ def test_wrong_tools_of_responses_are_refused(server, fields, param):
         ("llama", '{"name": "a", "parameters": {"b": "}"}}', "", [("a", {"b": "}"})]),
         ("llama", '<|python_tag|>{"name": "a", "parameters": {}}', "", [("a", {})]),
         ("llama", '{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}', "", [("a", {}), ("b", {})]),
+        ("llama", '{"name": "a", "parameters": {}}; ', "", [("a", {})]),
+        ("llama", '{"name": "a", "parameters": {}}; \n<', "<", [("a", {})]),
         ("llama", '{"some": "json"}', '{"some": "json"}', []),
         ("llama", 'text {"name": "a"', 'text {"name": "a"', []),
     ],

@@ -119,7 +119,8 @@ def read(file: Path) -> list[Record]:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"{str(file)!r} can't be read: {error}") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise BenchError(f"{str(file)!r} can't be read: {reason}") from error
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):
         try:

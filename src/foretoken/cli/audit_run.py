@@ -13,6 +13,7 @@ import typer
 
 from foretoken.cli.audit_options import ClaimOptions, RealOptions, RunOptions
 from foretoken.cli.bench_progress import duration
+from foretoken.cli.prompt import read_text
 from foretoken.cli.screen import Screen, check_writable
 from foretoken.errors import ModelError, PromptError
 from foretoken.models import gguf
@@ -299,10 +300,8 @@ def read_prompts(tokenizer: Any, file: Path | None) -> list[list[int]]:
 
     prompts = list(_PROMPTS)
     if file is not None:
-        try:
-            prompts = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise PromptError(f"prompts {str(file)!r} can't be read: {error}") from error
+        text = read_text(file, "prompts").replace("\r\n", "\n").replace("\r", "\n")
+        prompts = [line for line in text.split("\n") if line.strip()]  # prompts may hold what ends lines elsewhere
         if not prompts:
             raise PromptError(f"prompts {str(file)!r} holds no line")
     return prompts_of(tokenizer, prompts)

@@ -197,6 +197,7 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     for token, number in value.items():
         token = check_integer("a token id in logit_bias", token, 0, cure="give token ids of the vocabulary")
         if isinstance(number, bool) or not isinstance(number, numbers.Real) or number != -math.inf:
-            number = check_number(f"logit_bias[{token}]", number, -1e30, 1e30, cure="use -inf to ban a token")
+            cure = "use -1e30 to ban a token"  # JSON has no -inf, which does the same
+            number = check_number(f"logit_bias[{token}]", number, -1e30, 1e30, cure=cure)
         bias[token] = float(number)
     return bias or None

@@ -34,7 +34,7 @@ def anthropic_tools(tools: Any, choice: Any) -> ToolSet | None:
     found = []
     for index, tool in enumerate(given):
         param = f"tools.{index}"
-        if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
+        if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
             raise ApiError(400, f"{param} is no tool of your own: give {{name, description, input_schema}}", param)
         refuse_others(tool, ("type", "name", "description", "input_schema", "cache_control"), param, NOT_GIVEN)
         schema = tool.get("input_schema")
@@ -85,7 +85,7 @@ def openai_messages(given: Any, first: int = 0) -> Any:
                 if not isinstance(block.get("tool_use_id"), str):
                     raise ApiError(400, f"{param}.tool_use_id is no string: give one", f"{param}.tool_use_id")
                 found.append({"role": "tool", "content": _result(block, param), "tool_call_id": block["tool_use_id"]})
-            elif kind == "thinking" and message.get("role") == "assistant":
+            elif kind in ("thinking", "redacted_thinking") and message.get("role") == "assistant":
                 continue  # of earlier turns: as Anthropic's own models, this one does without it
             else:
                 part_text(block, param)  # whose place is known here alone

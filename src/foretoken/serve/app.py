@@ -119,6 +119,7 @@ def _token_routes(service: Service) -> APIRouter:
         check_model(body.model, settings)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", "prompt")
+        body.check_special_tokens()
         prompt = chat_messages(body.messages) if body.prompt is None else body.prompt
         with service.counting.admit(1) as let_in:
             (tokens,) = await unless_gone(request, service.in_time(service.tokenizing.encode([prompt]), let_in))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from foretoken.errors import did_you_mean
@@ -15,33 +15,41 @@ from foretoken.serve import strict_json
 from foretoken.serve.errors import ApiError, ClientGone
 from foretoken.serve.logs import log_body
 from foretoken.serve.settings import ServeSettings
+from foretoken.serve.strict import Strict
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=Strict)
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "echo": (False,),
-    "function_call": ("none",),
+    "function_call": ("none", "auto"),
     "functions": ([],),
     "include": ([],),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
+    "mcp_servers": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "priority": (0,),
+    "reasoning": ({},),
     "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "standard_only"),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
+    "stream_options": ({}, {"include_obfuscation": False}),
     "suffix": ("",),
     "text": ({"format": {"type": "text"}},),
     "thinking": ({"type": "disabled"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "top_logprobs": (0,),
     "truncation": ("disabled",),
     "use_beam_search": (False,),
+    "verbosity": ("medium",),
 }
-"""Fields that are not served (by every path), with the values that ask for nothing: those are let pass."""
+"""Fields that are not served (by every path), with the values that ask for nothing: those are let pass. What asks for
+nothing on one path alone is in `Strict.neutral`."""
+
 _TOKEN_LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")  # in one API or another
 
 
@@ -131,10 +139,10 @@ def check(value: dict[str, Any], schema: type[Body]) -> Body:
     given = {
         name: field
         for name, field in value.items()
-        if field is not None and (name in fields or field not in NEUTRAL.get(name, ()))
+        if field is not None and (name in fields or _bare(field) not in NEUTRAL.get(name, ()))
     }
     for name in given:
-        if name not in fields:
+        if name not in fields and not schema.is_neutral(name, given[name]):
             message = f"{name[:200]} is not served{_meant(name[:200], fields)}: leave it out"
             raise ApiError(400, message, name[:200], "unsupported_field")
     try:
@@ -147,6 +155,11 @@ def _meant(name: str, fields: Collection[str]) -> str:
     """A question with the field that was probably meant; nothing where none is like it."""
     limits = [limit for limit in _TOKEN_LIMITS if limit in fields] if name in _TOKEN_LIMITS else []
     return f" (did you mean {limits[0]!r}?)" if limits else did_you_mean(name, fields)
+
+
+def _bare(field: Any) -> Any:
+    """A field without what is null in it."""
+    return {name: value for name, value in field.items() if value is not None} if isinstance(field, dict) else field
 
 
 def _explained(error: ValidationError) -> ApiError:

@@ -257,6 +257,8 @@ class CallParser:
         if self._mode == "tail" and self._hermes:
             behind = _behind(rest)
             return "" if _CLOSE.startswith(behind.strip()) else behind
+        if self._mode == "text" and not self._hermes and self.calls:
+            rest = rest.lstrip("; \n")  # it stands between calls, and may have come after the brace before it
         return rest if self._mode in ("text", "plain") and (rest.strip() or not self.calls) else ""
 
 

@@ -11,9 +11,9 @@ LONGEST_CALL_ID = 1_000
 _PART_FIELDS = {"type", "text", "cache_control", "parsed"}
 """Of a part of a message: a hint that changes nothing, and the text once more, as in `_FURTHER`."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_FURTHER = {"assistant": ("tool_calls", "reasoning_content", "parsed"), "tool": ("tool_call_id", "name")}
-"""Fields of messages besides role and content, by role. `parsed` is the content once more: OpenAI's client adds it to
-answers, and sends it back with them."""
+_FURTHER = {"assistant": ("tool_calls", "reasoning_content", "parsed"), "tool": ("tool_call_id",)}
+"""Fields of messages besides role, content and name, by role. `parsed` is the content once more: OpenAI's client adds
+it to answers, and sends it back with them."""
 
 
 def chat_messages(given: Any) -> list[dict[str, Any]]:
@@ -43,10 +43,20 @@ def chat_message(message: Any, param: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         raise ApiError(400, f"{param}.role is none of {', '.join(_ROLES)}: use one", f"{param}.role")
-    refuse_others(message, ("role", "content", *_FURTHER.get(role, ())), param, (None, [], ""))
+    refuse_others(message, ("role", "content", "name", *_FURTHER.get(role, ())), param, (None, [], ""))
+    name = message.get("name")
+    if name is not None and not isinstance(name, str):
+        raise ApiError(400, f"{param}.name is no string: give the name of who speaks, or leave it out", f"{param}.name")
+    told = _read(message, role, param)
+    return {**told, "name": name} if name else told
+
+
+def _read(message: dict[str, Any], role: str, param: str) -> dict[str, Any]:
+    """A message but its name, which is for the templates that write it."""
     calls, reasoning = message.get("tool_calls"), message.get("reasoning_content")
     if role == "assistant" and (calls or reasoning):
-        told = {"role": role, "content": text_of(message.get("content") or "", f"{param}.content")}
+        content = text_of(message.get("content") or "", f"{param}.content")
+        told: dict[str, Any] = {"role": role, "content": content}
         if calls:
             told["tool_calls"] = read_calls(calls, f"{param}.tool_calls")
         if reasoning:

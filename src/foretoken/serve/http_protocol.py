@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 import h11
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from foretoken.serve.errors import ApiError, dump
@@ -99,7 +99,13 @@ class HttpProtocol(H11Protocol):
 
     async def _with_extension(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["extensions"] = {WRITE_PART: partial(self._write_part, self.cycle)}
-        await self._served(scope, receive, send)
+
+        async def tell(message: Message) -> None:
+            if self.transport.is_closing():  # uvicorn learns of a lost connection as the event loop goes on
+                await asyncio.sleep(0)
+            await send(message)
+
+        await self._served(scope, receive, tell)
 
     def _write_part(self, cycle: RequestResponseCycle, part: bytes) -> bool:
         """Write a part of the body of an answer that has begun and goes on; nothing, to learn whether that can be done.

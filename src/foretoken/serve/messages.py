@@ -18,8 +18,8 @@ from foretoken.serve.chat_prompt import chat_prompt
 from foretoken.serve.errors import ApiError, json_response
 from foretoken.serve.schemas import Controls, check_model, check_sampling
 from foretoken.serve.service import Batch, Service
-from foretoken.serve.speculation import Strict
 from foretoken.serve.streaming import EventStream, WritePart, data, part_writer, unless_gone
+from foretoken.serve.strict import Strict
 from foretoken.serve.tools import ToolSet
 from foretoken.serve.usage import usage
 
@@ -73,7 +73,7 @@ class MessagesRequest(Controls):
             return chat_messages([])
         if any(message["role"] == "system" for message in messages):
             raise ApiError(400, "messages has a role that is neither user nor assistant: use system for it", "messages")
-        if self.system is None:
+        if self.system in (None, []):
             return messages
         return [{"role": "system", "content": text_of(self.system, "system")}, *messages]
 

@@ -165,6 +165,23 @@ class _Answer(ABC):
         return usage(batch.prompts, stats, request.speculation is not None, request.prediction is not None, n=batch.n)
 
 
+class _PromptsAlone(Batch):
+    """The choices of a request for an echo alone: nothing is generated."""
+
+    async def parts(
+        self, tell: Callable[[int, StreamEvent], str], write: WritePart | None
+    ) -> AsyncGenerator[str, None]:
+        """See `Batch`."""
+        for index, completion in enumerate(await self.complete()):
+            logprobs = None if completion.logprobs is None else ()
+            yield tell(index, StreamEvent((), completion.stats, completion=completion, logprobs=logprobs))
+
+    async def complete(self) -> list[Completion]:
+        """See `Batch`."""
+        logprobs: list[TokenLogprob] | None = None if self.params.logprobs is None else []
+        return [Completion([], "", "length", logprobs) for _ in range(self.size)]
+
+
 class _CompletionAnswer(_Answer):
     id_prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
@@ -287,7 +304,8 @@ def openai_routes(service: Service) -> APIRouter:
                     for text in (prompts if body.echo else ())
                 ]
                 scores = [await service.engine.score(one, body.logprobs or 0) for one in (tokens if scored else ())]
-                return _CompletionAnswer(Batch(service, tokens, params, let_in, body.n, options), body, echoes, scores)
+                kind = _PromptsAlone if body.is_echo_alone else Batch
+                return _CompletionAnswer(kind(service, tokens, params, let_in, body.n, options), body, echoes, scores)
 
             answer = await unless_gone(request, service.in_time(prepare(), let_in))
             return await _respond(request, answer, held)

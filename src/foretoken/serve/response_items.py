@@ -45,7 +45,7 @@ def as_messages(items: list[Any]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for index, item in enumerate(items):
         param = f"input.{index}"
-        kind = item.get("type", "message") if isinstance(item, dict) else None
+        kind = (item.get("type") or "message") if isinstance(item, dict) else None
         if kind == "message":
             # Answers come back with these.
             found.append((param, {name: item[name] for name in item if name not in ("type", "id", "status")}))

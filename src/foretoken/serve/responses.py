@@ -49,7 +49,10 @@ class ResponsesRequest(Controls):
     def grammars(self) -> list[tuple[str, Grammar | None]]:
         """See `Controls`."""
         given = self.text if self.text is not None else {}
-        if not isinstance(given, dict) or given.keys() - {"format"}:
+        if not isinstance(given, dict) or any(
+            name != "format" and value is not None and (name, value) != ("verbosity", "medium")  # the default
+            for name, value in given.items()
+        ):
             raise ApiError(400, "text is no object with format alone: give {format: {type, ...}}", "text")
         grammar = format_grammar(given.get("format"), "text.format", nested=False, whitespace=self.whitespace)
         return [*super().grammars(), ("text.format", grammar)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from foretoken.engine.settings import DrafterNames
 from foretoken.errors import ForetokenError, shown
@@ -17,19 +17,23 @@ from foretoken.sampling.params import check_integer
 from foretoken.serve.chat_messages import text_of
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.settings import ServeSettings
-from foretoken.serve.speculation import PredictedOutput, Speculation, Strict
+from foretoken.serve.speculation import PredictedOutput, Speculation
+from foretoken.serve.strict import Strict
 from foretoken.serve.structured import StructuredOutputs, format_grammar
 from foretoken.serve.tools import ToolSet, read_tools
 
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1_000
 MOST_LOGIT_BIASES = 4_096
+_TEMPLATE_DEFAULTS = {"add_generation_prompt": True, "continue_final_message": False}
+"""What vLLM's clients send of chat templates by default."""
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class StreamOptions(Strict):
     """What a stream tells besides its output."""
 
+    neutral: ClassVar[Mapping[str, bool]] = {"include_obfuscation": False}
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
@@ -189,9 +193,21 @@ class Sampling(Controls):
 class CompletionRequest(Sampling):
     """``POST /v1/completions``."""
 
+    neutral: ClassVar[Mapping[str, bool]] = {"add_special_tokens": True}
     prompt: Any
     echo: bool = False
     logprobs: int | None = None
+
+    @property
+    def is_echo_alone(self) -> bool:
+        """Whether nothing is to be generated: the prompt is to come back, with its log-probabilities for example."""
+        _, limit = super().token_limit()
+        return self.echo and limit == 0 and type(limit) is int
+
+    def token_limit(self) -> tuple[str, Any]:
+        """See `Controls`. Such a request is checked as one for a token."""
+        name, limit = super().token_limit()
+        return name, 1 if self.is_echo_alone else limit
 
     def top_logprobs_field(self) -> tuple[str, int | None]:
         """See `Sampling`."""
@@ -221,6 +237,11 @@ class CompletionRequest(Sampling):
 class ChatRequest(Sampling):
     """``POST /v1/chat/completions``."""
 
+    neutral: ClassVar[Mapping[str, bool]] = {
+        **_TEMPLATE_DEFAULTS,
+        "add_special_tokens": False,
+        "include_reasoning": True,
+    }
     messages: Any
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -234,7 +255,7 @@ class ChatRequest(Sampling):
 
     def top_logprobs_field(self) -> tuple[str, int | None]:
         """See `Sampling`."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:  # 0 asks for nothing, as vLLM's clients send it
             raise ApiError(400, "top_logprobs needs logprobs: true: set it, or leave top_logprobs out", "top_logprobs")
         return "top_logprobs", (self.top_logprobs or 0) if self.logprobs else None
 
@@ -242,9 +263,22 @@ class ChatRequest(Sampling):
 class TokenizeRequest(Strict):
     """``POST /tokenize``: a prompt, or the messages of a chat."""
 
+    neutral: ClassVar[Mapping[str, bool]] = {**_TEMPLATE_DEFAULTS, "return_token_strs": False}
     model: str | None = None
     prompt: str | None = None
     messages: Any = None
+    add_special_tokens: bool | None = None
+
+    def check_special_tokens(self) -> None:
+        """See to it that special tokens are wanted where they are added: to prompts, and by the template to messages.
+
+        Raises:
+            ApiError: they are not.
+        """
+        if self.add_special_tokens is not None and self.add_special_tokens != (self.messages is None):
+            what = "messages have those of the template alone" if self.messages is not None else "prompts have them"
+            message = f"add_special_tokens can't be chosen, {what}: leave it out"
+            raise ApiError(400, message, "add_special_tokens", "unsupported_field")
 
 
 class DetokenizeRequest(Strict):

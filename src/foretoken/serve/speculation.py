@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from foretoken import verify
 from foretoken.engine.settings import (
     DrafterNames,
@@ -15,12 +13,7 @@ from foretoken.engine.settings import (
 )
 from foretoken.errors import ForetokenError, shown
 from foretoken.serve.errors import ApiError
-
-
-class Strict(BaseModel):
-    """Refuses fields that it does not know, and values of other types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+from foretoken.serve.strict import Strict
 
 
 class Speculation(Strict):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from foretoken.errors import ForetokenError
 from foretoken.sampling import Grammar
 from foretoken.serve.errors import ApiError, refuse_others
+from foretoken.serve.strict import Strict
+from foretoken.serve.tools import NOT_GIVEN
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Strict):
     """vLLM's field ``structured_outputs``; one of the first five. The last one is for a ``response_format``, too."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    neutral: ClassVar[Mapping[str, bool]] = {"disable_fallback": False, "disable_additional_properties": False}
 
     json_: Any = Field(None, alias="json")
     regex: str | None = None
@@ -79,7 +82,7 @@ def format_grammar(value: Any, param: str, *, nested: bool = True, whitespace: b
     if kind not in (*_FORMAT_FIELDS, "json_schema"):
         raise ApiError(400, f"{param}.type is none of text, json_object, json_schema: use one", f"{param}.type")
     if nested or kind != "json_schema":
-        refuse_others(value, ("type", *_FORMAT_FIELDS.get(kind, ("json_schema",))), param)
+        refuse_others(value, ("type", *_FORMAT_FIELDS.get(kind, ("json_schema",))), param, NOT_GIVEN)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -89,7 +92,7 @@ def format_grammar(value: Any, param: str, *, nested: bool = True, whitespace: b
     inner, where = (value.get("json_schema"), f"{param}.json_schema") if nested else (value, param)
     if not isinstance(inner, dict):
         raise ApiError(400, f"{where} is no object: give {{name, schema}}", where)
-    refuse_others(inner, ("type", "name", "description", "schema", "strict"), where)
+    refuse_others(inner, ("type", "name", "description", "schema", "strict"), where, NOT_GIVEN)
     return _schema(inner.get("schema"), f"{where}.schema", whitespace)
 
 
