@@ -7,9 +7,10 @@ import pytest
 import tiny
 from alike import skip_unless_alike
 from foretoken import Engine, SamplingParams, load, tiny_pair_path
+from foretoken.drafters.prediction import Prediction
 from foretoken.limits import Limits
 from foretoken.models.native import NativeModel
-from foretoken.models.widths import SHORT_PROMPT
+from foretoken.models.widths import MOST_ALIKE, SHORT_PROMPT
 
 TARGET, DRAFTER = tiny_pair_path() / "target", str(tiny_pair_path() / "drafter")
 DRAFTERS = {"auto": "auto", "draft model": DRAFTER, "both": f"auto,{DRAFTER}"}
@@ -63,6 +64,21 @@ def test_no_fixed_number_of_drafts_changes_a_bit(k):
         assert bits(both.generate(prompt, greedy())) == expected
         drafted += found.stats.drafted
     assert drafted > 0
+
+
+def test_a_prediction_changes_no_bit(monkeypatch):
+    """The policy copies as much of it as it may, which is more than it asks of any other drafter."""
+    target = skip_unless_alike(TARGET, "bfloat16")
+    asked, propose = [], Prediction.propose
+    monkeypatch.setattr(
+        Prediction, "propose", lambda self, batch, limits: asked.extend(limits) or propose(self, batch, limits)
+    )
+    plain, speculative = Engine(target, "none"), Engine(target)
+    for prompt in prompts_of(4):
+        expected = plain.generate(prompt, greedy(100))
+        found = speculative.generate(prompt, greedy(100), prediction=expected.token_ids)
+        assert bits(found) == bits(expected)
+    assert max(asked) == MOST_ALIKE - 1
 
 
 @pytest.mark.parametrize("drafter", ["none", "both"])

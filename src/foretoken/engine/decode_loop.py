@@ -65,7 +65,7 @@ class DecodeLoop:
         self.limits = limits
         self.drafter = drafter
         self.cascade = cascade
-        self.lengths = DraftLengths(drafter, num_speculative_tokens)
+        self.lengths = DraftLengths(drafter, num_speculative_tokens, alike=target.rounds_alike)
         # A drafter that needs the target's hidden states of every token gets none of tokens that are copied.
         shortest, reproducible = limits.shortest_shared_prefix, self.lengths.matters
         self._prefixes = PrefixCache(target, not drafter.hidden_layers, shortest, reproducible)

@@ -8,6 +8,7 @@ from typing import Literal
 from foretoken.drafters.base import Drafter, NoDrafter
 from foretoken.engine.row import Row
 from foretoken.limits import MAX_SPECULATIVE_TOKENS
+from foretoken.models.widths import MOST_ALIKE
 from foretoken.policy.request import AUTO
 from foretoken.verify import is_coupled
 
@@ -18,12 +19,15 @@ class DraftLengths:
     Args:
         drafter: what drafts.
         num_speculative_tokens: the engine's setting, for requests without one.
+        alike: the target rounds alike (`LanguageModel.rounds_alike`): chains whose length the policy chooses are no
+            longer than those that do.
     """
 
-    def __init__(self, drafter: Drafter, num_speculative_tokens: int | Literal["auto"]) -> None:
+    def __init__(self, drafter: Drafter, num_speculative_tokens: int | Literal["auto"], *, alike: bool = False) -> None:
         self.num_speculative_tokens = num_speculative_tokens
         self._never = isinstance(drafter, NoDrafter)
         self._branches = drafter.trees
+        self._longest = MOST_ALIKE - 1 if alike else MAX_SPECULATIVE_TOKENS  # of chains; one token is the root
 
     def fixed(self, row: Row) -> int | None:
         """The draft length that is fixed for a row; None where the policy chooses."""
@@ -53,5 +57,7 @@ class DraftLengths:
             room = row.max_accepted
             branches = self._branches and row.verifier.trees and not row.chains
             most = MAX_SPECULATIVE_TOKENS if room and branches else room
-            result.append(most if length is None else min(length, most))
+            if length is None:
+                length = MAX_SPECULATIVE_TOKENS if branches else self._longest
+            result.append(min(length, most))
         return result
