@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from batches import batch_of, sequence_of
 from foretoken.drafters import Lookup, Suffix, lookup
+from foretoken.drafters.cascade_following import Followed
 from foretoken.drafters.continuations import AcceptanceRates, Continuations, match_class
 from foretoken.drafters.plain_rounds import Sought
 
@@ -75,6 +77,23 @@ def test_tokens_that_were_observed_are_not_told_again():
     drafter._continuations(batch_of(sequence), 0).extend([1])
     follower = follower_of(drafter, sequence)
     assert len(follower.foreseen([1, 2, 3])) == 2
+
+
+@pytest.mark.parametrize("observed", [0, 1])
+def test_the_policy_is_told_of_each_token_that_was_not_observed_once(observed):
+    """The drafter has observed a first token where a row rests from the round that asked it last."""
+    sequence, told = sequence_of([5, 6, 7]), []
+    policy = SimpleNamespace(passed=lambda _, new, by: told.append(new))
+    followed = Followed(batch_of(sequence), SimpleNamespace(copying=None), policy, None)
+    new = [number % 3 == 0 for number in range(40)]
+    foreseen = SimpleNamespace(foreseen=lambda tokens: new[observed : len(tokens)], pays_behind=lambda tokens: False)
+    followed._follower, tokens = foreseen, list(range(40))
+    for end in range(4, 36, 4):
+        assert not followed.calls(tokens[:end])
+    sequence.tokens += tokens
+    followed._tell(tokens)
+    assert [each for some in told for each in some] == new[observed:]
+    assert len(told) > 1
 
 
 def test_a_draft_is_made_only_where_its_first_tokens_rate_and_a_new_class_allow_it():

@@ -76,6 +76,6 @@ class Followed:
 
     def _tell(self, tokens: list[int]) -> bool:
         """Let the policy learn from the tokens that it does not know yet; returns whether the row is to be awake."""
-        foreseen = self._follower.foreseen(tokens)
-        new, self._told = foreseen[len(foreseen) - len(tokens) + self._told :], len(tokens)
+        foreseen = self._follower.foreseen(tokens)  # without the first token where the drafter has observed it
+        new, self._told = foreseen[max(len(foreseen) - len(tokens) + self._told, 0) :], len(tokens)
         return self._policy.passed(self._request, new, self._prices) and self._request.copying.call()
