@@ -140,6 +140,23 @@ def test_nothing_is_drafted_beside_a_longer_prompt_that_is_to_be_alike(length, l
     assert [4] in counts[1:]
 
 
+@pytest.mark.parametrize("temperature", [0.5, 0.05])
+def test_a_seed_gives_one_output_beside_rows_that_draft_in_the_round_of_its_prompt(temperature):
+    """Nothing is drafted there beside the longer prompt: that is no reason to draft less for it later."""
+    target, drafted = skip_unless_alike(tiny.tiny_llama(), "float32"), 0
+    short = [[1 + at % 5 for at in range(length)] for length in (5, 12, 20)]
+    beside = SamplingParams(max_new_tokens=20, temperature=0.0)
+    for seed in range(4):
+        prompt = [1 + (seed + at % 5) % 29 for at in range(60)]
+        params = SamplingParams(max_new_tokens=30, temperature=temperature, seed=seed)
+        alone = Engine(target, "ngram-storage").generate(prompt, params)
+        found = Engine(target, "ngram-storage").generate([prompt, *short], [params, *[beside] * len(short)])[0]
+        assert found.token_ids == alone.token_ids
+        assert found.stats.drafted_by_position == alone.stats.drafted_by_position
+        drafted += alone.stats.drafted
+    assert drafted > 0
+
+
 def test_automatic_drafts_of_small_targets_that_round_alike_do_not_branch():
     native = skip_unless_alike(tiny.tiny_llama(), "float32")
     assert native.prefers_chains

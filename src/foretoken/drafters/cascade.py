@@ -165,8 +165,9 @@ class Cascade(CascadeRests):
         exact = batch.exact or (False,) * size
         requests = [state.request for state in states]
         rest = self.policy.resting(requests, exact)
-        awake = [row for row in range(size) if not rest[row]]
-        if not awake and self._left_alone:
+        # A row that may draft nothing, as beside the end of its prompt, is not decided on, as it is not by itself.
+        awake = [row for row in range(size) if not rest[row] and (limits[row] > 0 or exact[row])]
+        if all(rest) and self._left_alone:
             self._sleep = Sleep.of(batch.sequences, requests, self.policy)
             self._round = self._sleep.round(batch.sequences, self._widths(self.hidden_layers), self.policy)
             return no_draft(size, batch.device)
