@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence as AbstractSequence
+from operator import and_
 from traceback import clear_frames
 from typing import Literal
 
@@ -141,7 +142,9 @@ class DecodeLoop:
             batch = members.batch(self._prefixes.cache, self.target.vocab_size)
             room = self.lengths.limits(members.rows, members.fixed_lengths)
             limits = forced.limits([0 if holds else most for holds, most in zip(held, room, strict=True)])
-            drafted = self._propose(drafter, members, batch, limits)
+            # What a drafter learns of a prompt must not depend on the rows beside it where a seed gives one output.
+            asked = any(limits) or any(map(and_, held, members.reproducible))
+            drafted = self._propose(drafter, members, batch, limits) if asked else no_draft(len(limits), batch.device)
         draft = forced.before(drafted)
         if not draft.width and not prefilled:
             never = follows and not any(length != 0 for length in members.fixed_lengths)
@@ -250,8 +253,6 @@ class DecodeLoop:
         return Membership.of(rows, slots, len(self.rows), self.target, self.lengths, self._make_sampler, device)
 
     def _propose(self, drafter: Drafter, members: Membership, batch: Batch, limits: list[int]) -> Draft:
-        if not any(limits):
-            return no_draft(len(limits), batch.device)
         draft = proposal(drafter, batch, limits).to(batch.device)
         if not draft.is_chain:
             if not self.target.supports_trees and not draft.has_chains():
