@@ -332,6 +332,35 @@ def test_what_rounds_that_ask_for_copies_cost_is_bounded_over_all_requests(workl
     assert drafts
 
 
+@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_in_batches_nobody_asks_for_long_for_copies_that_cannot_be_paid_for(size, seed):
+    """Each such round has one pass. Rows asked in every one, to see what the copies would have gained."""
+    machine = Machine(0.0, 0.7, 0.03, free=0.015, apart=0.12, change=0.35, patience=28, back=0.3)
+    cell = batches("copy", 0.5, 200, 6, size, 1_000 + seed)
+    spent = sum(map(Engine(machine, (LOOKUP_AT,), seed=seed, error=1.15).run, cell))
+    assert sum(fixed(machine, cell, LOOKUP_AT, 0)) / spent > 0.93
+
+
+@pytest.mark.parametrize("machine", [DEAR, replace(SMALL, read=0.04)], ids=["dear call", "dear lag"])
+@pytest.mark.parametrize("right", [0.0, 0.35])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_looks_may_lose_pays_for_each_of_them(machine, right, seed, monkeypatch):
+    """But for noise in the times: one look costs up to six rounds here."""
+    engine, spare, settle = Engine(machine, (MODEL_AT,), seed=seed), list[float](), Guard.settle
+
+    def settled(account, *args, **kwargs):
+        settle(account, *args, **kwargs)
+        if account is engine.policy.guards[1]:
+            spare.append(account.spare)
+
+    monkeypatch.setattr(Guard, "settle", settled)
+    for one in outputs("chat", right, 48, 30, seed):
+        engine.run([one])
+    assert min(spare) > -1.0
+    assert sum(choice[1] > 0 for choice in engine.choices) >= 3
+
+
 def test_copies_are_looked_for_again_after_requests_that_had_none():
     """What rounds that asked in vain owe does not keep copies from later requests for good."""
     machine, spent, best = Machine(0.0, 0.62, 0.03, free=0.04, apart=0.45), 0.0, 0.0

@@ -33,10 +33,10 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | name | meaning | where it comes from |
 | --- | --- | --- |
 | `account.SHARE` | share of a round that each account gains a round: the long-run loss | a promise: 1% by two |
-| `account.OWED` | plain rounds that rounds that ask for copies may owe | replays: flat from 1 to 4 |
+| `account.OWED` | plain rounds that rounds that ask for copies may owe, in batches too | replays: flat from 1 to 4 |
 | `copying._NEARLY` | share of the cost of asking that copies gain where intervals stay short | by the clock |
 | `rests._UNSEEN`, `_PLAIN_ROUNDS`, `_DOUBTFUL` | when plain passes are measured, how many, at which pace | by hand |
-| `account.LOOKS` | plain rounds of the credit that looks may lose at first | replays of outputs of 32 tokens |
+| `account.LOOKS` | plain rounds of the credit that looks may lose at first | replays |
 | `account.HOPES` | the same of hopes | replays |
 | `acceptance.HOPE` | standard deviations by which models are hoped to be better | replays; by the clock |
 | `account.CREDIT`, `HELD` | plain rounds that an account begins with, and holds at most | replays |

@@ -35,6 +35,7 @@ class Copying:
         above: the engine's, for a request's.
         sampled: for an engine's: whether it is for sampled requests, or for greedy ones.
         account: for an engine's: what rounds that ask may still lose in single rows; None for no limit.
+        among: the same of rounds of several rows.
 
     Attributes:
         due: round of the request in which they are asked whatever they have gained.
@@ -48,11 +49,19 @@ class Copying:
 
     __slots__ = (
         "_alone", "_asked", "_gains", "_last", "_spared", "_wait",
-        "above", "account", "apart", "called", "cost", "due", "followed", "lead",
+        "above", "account", "among", "apart", "called", "cost", "due", "followed", "lead",
     )  # fmt: skip
 
-    def __init__(self, above: Copying | None = None, *, sampled: bool = False, account: Guard | None = None) -> None:
+    def __init__(
+        self,
+        above: Copying | None = None,
+        *,
+        sampled: bool = False,
+        account: Guard | None = None,
+        among: Guard | None = None,
+    ) -> None:
         self.account: Guard | None = above.account if above else account
+        self.among: Guard | None = above.among if above else among
         self.above, self.due, self.cost, self.apart = above, 0, 0.0, 0.0
         self._wait, self._last, self._alone = 0.0, (0.0, False), True
         self._asked = 0
@@ -67,9 +76,10 @@ class Copying:
 
         They are asked if their drafts gained as much in the last round or on average; and else at intervals, which
         double until asking costs `SHARE` of the time. The first interval is the longer, the less was gained in other
-        requests: many short requests would otherwise spend a good part of their rounds on asking. What rows that are
-        `alone` spend in all is bounded, too: while they owe anything, none of them asks at intervals, and while their
-        account holds more than it began with, intervals stay short where the drafts gain nearly enough.
+        requests: many short requests would otherwise spend a good part of their rounds on asking. What is spent in all
+        is bounded, too. While rows that are `alone` owe anything, none of them asks at intervals; among others, none
+        does so again. While the account of rows that are alone holds more than it began with, their intervals stay
+        short where the drafts gain nearly enough.
         """
         self.cost, self.apart, self._alone = cost, apart, alone
         called, self.called = self.called and alone, False
@@ -123,7 +133,10 @@ class Copying:
             return 0
         if self.is_followed:
             return sys.maxsize
-        balance, due = self.account.balance if self.account is not None and self._alone else 0.0, self.due
+        if not self._alone:
+            owed = -self.among.balance if self.among is not None and self._wait else 0.0
+            return max(self.due - now, ceil(owed / SHARE), 0)
+        balance, due = self.account.balance if self.account is not None else 0.0, self.due
         if balance > CREDIT and self._usual >= _NEARLY * self.cost:
             due = min(due, self._asked + _FIRST_WAIT)
         return max(due - now, ceil(-balance / SHARE), 0)

@@ -302,15 +302,20 @@ class Decision:
         useful = request.acceptance[drafter].engine.was_useful and not trees
         return self.count == 1 and useful and request.guards[1].hopes > 0.0
 
+    def _payable(self, part: float) -> float:
+        """Seconds that a model's draft may cost if this part of its account, in plain rounds, pays for it."""
+        return min(self._affordable[1], part * self.table.plain - self.apart)
+
     def _hope(self, drafter: int) -> bool:
         """Let a single row draft with a model that would pay by its upper confidence bound; returns whether it does."""
         row, most = self.rows[0], 0.0
         if row.chosen.tokens or not self._may_hope(drafter):
             return False
+        payable = self._payable(row.request.guards[1].hopes)
         for joint in self._with_model(drafter, self._options(drafter, hoping=True)):
             extra, change = self._extra(joint), 2.0 * self.costs.change  # to another width of passes, and back
             value = joint.worth - joint.rho * extra
-            if value > most and extra + joint.spent + change <= self._affordable[1]:
+            if value > most and extra + joint.spent + change <= payable:
                 row.chosen, row.request.hoping, most = joint.choices[0], True, value
                 row.price = self.rho * self.table.extra[row.chosen.copied or row.chosen.tokens]
         return most > 0.0
@@ -322,16 +327,17 @@ class Decision:
             for at, row in enumerate(self.rows)
             if row.request.looks[drafter].due <= row.request.rounds and not row.chosen.tokens and options[at]
         ]
-        if not due or self.rows[0].request.guards[1].spare <= 0.0:
+        if not due:
             return False
         (lag, at), costs = min(due), self.costs.drafters[drafter]
+        payable = self._payable(self.rows[0].request.guards[1].spare)
         share, best, most = (1.0 + costs.row * (len(self.rows) - 1)) / len(self.rows), 0, 0.0
         for length, accepted, *_ in options[at][:3]:
             call, extra = self.table.calls[drafter][length], self.table.extra[length]
             # No look where the draft would not pay even if every token were accepted, in all rows.
             hopeful = length > self.rho_model * (extra + call * share + self.apart / self.count)
             value = accepted - self.rho_model * (extra + call)
-            if hopeful and extra + call + costs.lag * lag <= self._affordable[1] and (not best or value > most):
+            if hopeful and extra + call + costs.lag * lag <= payable and (not best or value > most):
                 best, most = length, value
         if best:
             self.rows[at].chosen = Choice(drafter, best)

@@ -31,7 +31,7 @@ class Lessons:
     Args:
         kinds, free, costs, given, rests: those of the policy.
         guards: the accounts of free drafters, and of models.
-        asking: the account of rounds that ask free drafters.
+        asking: the accounts of rounds that ask free drafters: of single rows, and of several.
 
     Attributes:
         awake: seconds of deciding and learning in a round that is decided; drift left out.
@@ -43,7 +43,7 @@ class Lessons:
     costs: Costs
     given: bool
     guards: tuple[Guard, Guard]
-    asking: Guard
+    asking: tuple[Guard, Guard]
     rests: Rests
     awake: float = 0.0
     charged: int = 0
@@ -62,7 +62,7 @@ class Lessons:
         self._prompted, self._count = False, rows
         for guard in self.guards:
             guard.settle(float(rounds), float(rounds))
-        self.asking.earn(SHARE * rounds)
+        self.asking[rows > 1].earn(SHARE * rounds)
 
     def rested_together(
         self, passes: int, rows: int, seconds: float, *, padding: int = 0, changed: bool = False, within: bool = True
@@ -159,7 +159,8 @@ class Lessons:
         if not (alone or calls):
             self._settle_return(count)
         self._asked = alone and not self._prompted and rows[0].request.copying.is_followed
-        self._settle_asking(took * plain if alone else None, emitted, prompted=self._prompted)
+        asks = not calls and any([row.request.asked and not row.request.fixed for row in own_rows])
+        self._settle_asking(took * plain if asks else None, count, sum(emitted) + beside, prompted=self._prompted)
         if alone and not (self._prompted or given):
             self._lead(rows[0].request, took * plain, emitted[0])
         shared: list[tuple[Row, int]] = []
@@ -230,7 +231,7 @@ class Lessons:
             emitted = float(one.emitted)
             self.guards[models].settle(took if drafted else emitted, emitted, hoped=request.hoping)
             self.guards[not models].settle(emitted, emitted)
-            self._settle_asking(None if models else took * plain, [one.emitted], prompted=one.seconds is None)
+            self._settle_asking(None if models else took * plain, 1, one.emitted, prompted=one.seconds is None)
             if not (models or self._prompted or one.seconds is None):
                 self._lead(request, took * plain, one.emitted)
             request.late += took - emitted
@@ -252,17 +253,23 @@ class Lessons:
         for pace in (request.pace, request.above[0]):
             pace.add(tokens / count, planned / count, count)
 
-    def _settle_asking(self, seconds: float | None, emitted: Sequence[int], *, prompted: bool) -> None:
-        """Charge the `seconds` of a round of a single row that asked free drafters, and no model; None for other
-        rounds.
+    def _settle_asking(self, seconds: float | None, rows: int, emitted: int, *, prompted: bool) -> None:
+        """Charge the `seconds` of a round that asked free drafters, and no model; None for other rounds.
 
         Such a round has one pass whether they draft or not, where a plain round may have several; a round with a prompt
         has one pass in any case, which is not charged.
+
+        Args:
+            seconds: of the round, less what is charged to nobody.
+            rows: of its pass.
+            emitted: tokens of all of them.
+            prompted: it had a prompt.
         """
+        account = self.asking[rows > 1]
         if seconds is None:
-            return self.asking.earn(SHARE)
-        apart = time_apart(self.costs, 1) if prompted else 0.0
-        self.asking.settle(max(seconds - apart, 0.0) / self.costs.plain(1), float(emitted[0]))
+            return account.earn(SHARE)
+        apart = time_apart(self.costs, rows) if prompted else 0.0
+        account.settle(max(seconds - apart, 0.0) / self.costs.plain(rows), emitted / rows)
 
     def _settle_return(self, rows: int) -> None:
         """Charge a return to plain passes: those before were broken off, and a round of passes begins once more.
@@ -270,7 +277,7 @@ class Lessons:
         Only of a row that is followed: others ask at intervals so long that this is next to nothing.
         """
         if self._asked and rows == 1:
-            self.asking.settle(max(time_apart(self.costs, 1), 0.0) / self.costs.plain(1), 0.0)
+            self.asking[0].settle(max(time_apart(self.costs, 1), 0.0) / self.costs.plain(1), 0.0)
         self._asked = False
 
     def _lead(self, request: Request, seconds: float, emitted: int) -> None:

@@ -27,18 +27,18 @@ round that asks has one pass: they are asked where their drafts gain as much, an
 single row that decodes plainly is followed meanwhile, and called when a copy pays (`Following`, `Lead`). What single
 rows lose by rounds that ask, whether they draft or not, and by returns from these to plain passes that are followed, is
 charged to a third account, which owes `OWED` at most. What followed tokens show that drafts would have gained counts as
-G of this one, too. While it owes anything, drafts that could not be paid for are not compared with the output. (A row
-whose grammar allows one pass only is charged like others.) The measured time of a round counts only up to `LONGER`
-times its planned time: a longer round is attributed to other work on the machine. The first pass or call of about a
-size prepares kernels and memory, once: it is learnt from only if it takes less than planned, and the account is charged
-no more than planned. A few such rounds would otherwise use up the account of models before one pays.
+G of this one, too. Batches have such an account of their own, of what their rows lose on average while no model drafts.
+While one owes anything, drafts that could not be paid for are not compared with the output. A round's measured time
+counts up to `LONGER` times its planned time: beyond that it is other work on the machine. The first pass or call of
+about a size prepares kernels and memory, once: it is learnt from only if it takes less than planned, and charged no
+more than planned. Else a few would use up the account of models.
 
 Exploration. Where no model pays, models are tried again in looks: in the first round of a request, and then at
 intervals that double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is
-most of it. So all looks together lose 2 `SHARE` T + `LOOKS` and one look at most. In a single row that would be plain,
-a model that was right before is also tried by an upper confidence bound of its acceptance, a hope (`acceptance.HOPE`).
-All hopes lose `SHARE` T + `HOPES` and one of them at most, besides what they gained before. Drafts of free drafters are
-compared with the output in every round in which they are made, verified or not.
+most of it; what looks may lose has to pay for it. So all looks together lose 2 `SHARE` T + `LOOKS` at most. In a single
+row that would be plain, a model that was right before is also tried by an upper confidence bound of its acceptance, a
+hope (`acceptance.HOPE`). All hopes lose `SHARE` T + `HOPES` at most, besides what they gained before. Drafts of free
+drafters are compared with the output in every round in which they are made, verified or not.
 """
 
 from __future__ import annotations
@@ -92,18 +92,18 @@ class Policy:
 
     def __post_init__(self) -> None:
         self.guards = Guard(), Guard()  # of free drafters, and of models
-        self.asking = Guard(OWED)  # of rounds of a single row that ask free drafters
+        self.asking, among = asking = Guard(OWED), Guard(OWED)  # of rounds that ask: of one row, of several
         rates = self.saved.get("rates", {})
         self._engine = {
             sampled: [EngineRates(kind, rates.get(f"{at} {sampled}")) for at, kind in enumerate(self.kinds)]
             for sampled in (False, True)
         }
         self._paces = {sampled: (Pace(4 * PACE, 1.0), Runs(FORESEEN)) for sampled in (False, True)}
-        self._copying = {sampled: Copying(sampled=sampled, account=self.asking) for sampled in (False, True)}
+        self._copying = {each: Copying(sampled=each, account=self.asking, among=among) for each in (False, True)}
         self._widths = Widths()
         self._models = [at for at, free in enumerate(self.free) if not free]
         self.rests = Rests(self.costs, self._models, self.guards[1], self.passes)
-        self.lessons = Lessons(self.kinds, self.free, self.costs, self.given, self.guards, self.asking, self.rests)
+        self.lessons = Lessons(self.kinds, self.free, self.costs, self.given, self.guards, asking, self.rests)
         self._kept: Kept | None = None
         self._decided: tuple[tuple[int, int, int], Decision] | None = None  # the last one on copies alone, and its key
         self.extends = self.extends or [False] * len(self.kinds)
@@ -196,7 +196,7 @@ class Policy:
             for row, request in enumerate(requests):
                 if request.costs is self.costs:
                     wanted = request.copying.asks(cost, request.rounds, apart, alone=alone)
-                    if alone and self.asking.balance < 0.0:  # to follow a draft takes rounds that ask
+                    if self.lessons.asking[not alone].balance < 0.0:  # to follow a draft takes rounds that ask
                         request.missed = None
                     request.asked = request.copied and (wanted or request.missed is not None)
                     least[row] = rho * (table.token + made) if request.asked else None
