@@ -1,8 +1,8 @@
 """Limits: the sizes at which work is split, or another code path is taken.
 
 None of them changes the output: each chooses between code paths that give the same tokens, by time or memory (those of
-`host_logits` and of `alike_tokens` round differently). Only with `forced_tokens`, which bounds drafts, a seed may give
-another output. They are in one place so that tests can make them so small that every code path runs.
+`host_logits`, `alike_tokens` and `prefill_tokens` round differently). Only with `forced_tokens`, which bounds drafts, a
+seed may give another output. They are in one place so that tests can make them so small that every code path runs.
 """
 
 from __future__ import annotations

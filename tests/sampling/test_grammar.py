@@ -62,7 +62,7 @@ def test_equal_grammars_are_equal_values():
         (lambda: Grammar.regex(""), "regex is '': give a string"),
         (lambda: Grammar.regex(3), "regex is 3: give a string"),
         (lambda: Grammar.lark(None), "Lark grammar is None: give a string"),
-        (lambda: Grammar.choice([]), "choice is \\[\\]: give a list of one string or more"),
+        (lambda: Grammar.choice([]), "choice is \\[\\]: give a list of strings, one or more"),
         (lambda: Grammar.choice("yes"), "choice is 'yes': give a list"),
         (lambda: Grammar.choice(["yes", 1]), "choice has 1: give strings"),
         (lambda: Grammar.json_schema([1]), "JSON schema is \\[1\\]: give an object"),

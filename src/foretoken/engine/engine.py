@@ -67,7 +67,7 @@ class Engine:
             (`SharedTokens`); ``"text"``, strings that the target's tokenizer encodes (`DraftedText`); ``"auto"``, the
             first if at least half of the draft model's tokens are shared, else the second. ``"same"`` refuses it.
         limits: sizes at which work is split or done in another way. They change no output's distribution. What a seed
-            gives may depend on `forced_tokens`, and by rounding on `host_logits` and `alike_tokens`.
+            gives may depend on `forced_tokens`, and by rounding on `host_logits`, `alike_tokens` and `prefill_tokens`.
         load_options: options of `foretoken.load` for models given as paths, hub ids or transformers models.
 
     Raises:

@@ -53,6 +53,7 @@ class Decision:
     ) -> None:
         self.rows, self.kinds, self.extends, self.beyond = rows, kinds, extends, False
         self.costs: Costs = rows[0].request.costs
+        self._by_itself = by_itself
         count = self.count = len(rows) + beside
         self.table: Table = self.costs.table(count, LARGEST)
         plain, apart = self.table.plain, self.table.apart
@@ -327,10 +328,12 @@ class Decision:
             for at, row in enumerate(self.rows)
             if row.request.looks[drafter].due <= row.request.rounds and not row.chosen.tokens and options[at]
         ]
-        if not due:
+        spare = self.rows[0].request.guards[1].spare
+        if not due or spare <= 0.0:
             return False
         (lag, at), costs = min(due), self.costs.drafters[drafter]
-        payable = self._payable(self.rows[0].request.guards[1].spare)
+        # A reproducible request learns nothing from others: one look may be all that it has, and may owe something.
+        payable = self._affordable[1] if self._by_itself else self._payable(spare)
         share, best, most = (1.0 + costs.row * (len(self.rows) - 1)) / len(self.rows), 0, 0.0
         for length, accepted, *_ in options[at][:3]:
             call, extra = self.table.calls[drafter][length], self.table.extra[length]

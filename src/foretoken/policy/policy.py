@@ -34,11 +34,11 @@ about a size prepares kernels and memory, once: it is learnt from only if it tak
 more than planned. Else a few would use up the account of models.
 
 Exploration. Where no model pays, models are tried again in looks: in the first round of a request, and then at
-intervals that double. A look costs a round of few tokens, in one row, and the model's lag, which in a short output is
-most of it; what looks may lose has to pay for it. So all looks together lose 2 `SHARE` T + `LOOKS` at most. In a single
-row that would be plain, a model that was right before is also tried by an upper confidence bound of its acceptance, a
-hope (`acceptance.HOPE`). All hopes lose `SHARE` T + `HOPES` at most, besides what they gained before. Drafts of free
-drafters are compared with the output in every round in which they are made, verified or not.
+intervals that double. A look costs a round of few tokens in one row, and the model's lag; what looks may lose has to
+pay for it. So all looks lose 2 `SHARE` T + `LOOKS` at most, and those of a reproducible request one look more. In a
+single row that would be plain, a model that was right before is also tried by an upper confidence bound of its
+acceptance, a hope (`acceptance.HOPE`). All hopes lose `SHARE` T + `HOPES` at most, besides what they gained before.
+Drafts of free drafters are compared with the output in every round in which they are made, verified or not.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Grammar:
             GrammarError: there are none, one is no string or empty, or they are beyond a limit.
         """
         if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
-            raise GrammarError(f"choice is {shown(choices)}: give a list of one string or more")
+            raise GrammarError(f"choice is {shown(choices)}: give a list of strings, one or more")
         for option in choices:
             if not isinstance(option, str) or not option:
                 raise GrammarError(f"choice has {shown(option)}: give strings of at least one character")
