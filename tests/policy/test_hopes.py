@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from math import exp, log
+from statistics import fmean
 
-from foretoken.policy.acceptance import BEGINNING, HOPE, MODEL, Acceptance, EngineRates, Kind
+import pytest
+from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, fixed, outputs
+
+from foretoken.policy.acceptance import BEGINNING, HOPE, LOOKUP, MODEL, Acceptance, EngineRates, Kind
 from foretoken.policy.account import CREDIT, HOPES, Guard
 from foretoken.policy.costs import Costs, DrafterCosts
 from foretoken.policy.lines import Line
@@ -132,3 +136,89 @@ def test_gains_of_hopes_pay_for_further_ones():
     guard.settle(1.0, 6.0, hoped=True)
     assert guard.hopes > 0.0
     assert HOPE > 0.0
+
+
+NEARLY = {
+    "small": Machine(0.0, 1.6, 0.2, call=0.5, step=0.35, read=0.02, free=0.03, apart=0.3, change=0.6, patience=28),
+    "smaller": Machine(0.0, 0.62, 0.08, call=0.2, step=0.12, read=0.01, free=0.02, apart=0.3, change=0.4, patience=28),
+    "large": Machine(1.0, 40.0, 3.0, call=4.0, step=12.0, read=0.2),
+}
+"""Machines where drafts cost nearly what a model of which nothing is known is expected to gain."""
+
+
+@pytest.mark.parametrize("drafters", [(MODEL_AT,), (LOOKUP_AT, MODEL_AT)], ids=["alone", "beside copies"])
+def test_a_model_that_is_mostly_right_is_found_in_the_first_requests(drafters):
+    """Nothing drafted for hundreds of tokens there, where the model would have gained a fifth or more."""
+    shares, begun = [], []
+    for machine in NEARLY.values():
+        for seed in range(1, 9):
+            rows = outputs("code", 0.9, 128, 3, 40 + seed)
+            engine = Engine(machine, drafters, seed=seed, error=1.15, follows=len(drafters) > 1 and machine.apart > 0.0)
+            own = sum(engine.run([one]) for one in rows)
+            begun.append(any(choice[0] == len(drafters) - 1 and choice[1] for choice in engine.choices))
+            best = min(sum(fixed(machine, [[one] for one in rows], MODEL_AT, k)) for k in (0, *FIXED))
+            shares.append(best / own)
+    assert all(begun)
+    assert exp(fmean(map(log, shares))) > 0.91, shares
+
+
+@pytest.mark.parametrize("right", [0.0, 0.3])
+@pytest.mark.parametrize("machine", NEARLY)
+def test_hopes_for_a_model_of_which_nothing_is_known_lose_little(machine, right):
+    machine = NEARLY[machine]
+    for seed in range(1, 5):
+        rows = outputs("random", right, 128, 6, seed)
+        plain = sum(fixed(machine, [[one] for one in rows], MODEL_AT, 0))
+        engine = Engine(machine, (MODEL_AT,), seed=seed, error=1.15)
+        assert plain / sum(engine.run([one]) for one in rows) > 0.95
+
+
+def test_a_first_hope_is_not_at_an_outputs_beginning():
+    policy = policy_of(Kind((0.5, 0.55), beginning=1.6, useless=0.09))
+    request = policy.open(sampled=True, copied=False)
+    request.emitted, row = BEGINNING - 1, Row(request, 200, [0])
+    policy.choose([row])
+    assert not row.chosen.tokens
+    request.emitted, row = BEGINNING, Row(request, 200, [0])
+    policy.choose([row])
+    assert row.chosen.tokens
+    assert request.hoping
+
+
+def test_a_reproducible_request_has_a_look_in_place_of_a_first_hope():
+    """It learns from no other request, and its account is its own: all requests would hope anew."""
+    policy = policy_of(Kind((0.5, 0.55), beginning=1.6, useless=0.09))
+    policy.fixed_costs = Costs(Line(1.0 - POSITION, POSITION), [DrafterCosts(Line(CALL, STEP))])
+    request = policy.open(sampled=True, reproducible=True, copied=False)
+    request.emitted, row = BEGINNING, Row(request, 200, [0])
+    policy.choose([row])
+    assert row.chosen.tokens
+    assert request.looking
+    assert not request.hoping
+
+
+def test_what_a_pace_was_with_better_drafts_is_no_reason_to_decode_plainly():
+    """A draft gains two tokens in the time of 2.6 plain rounds, and the rounds before emitted 2 in the time of one."""
+    chosen = []
+    for pace in (1.0, 2.0):
+        policy = policy_of(Kind((0.9, 0.9, 0.9, 0.5)))
+        request = policy.open(sampled=True, copied=False)
+        request.pace.add(40.0 * pace, 40.0)
+        request.emitted, row = BEGINNING, Row(request, 200, [0])
+        policy.choose([row])
+        chosen.append(row.chosen)
+    assert chosen[0].tokens > 0
+    assert chosen[0] == chosen[1]
+
+
+def test_foreseen_tokens_are_worth_less_to_a_model_only_while_copies_earn():
+    request = Policy([LOOKUP, MODEL], [True, False], *[Costs.by_bytes(1.0, [0.0, 0.1])] * 2).open(sampled=False)
+    for _ in range(30):
+        request.runs.add([True, True, False])
+        request.above[1].add([True, True, False])
+    request.asked, request.copying.cost = True, 0.5
+    for gain, earns in ((0.0, False), (3.0, True)):
+        for number in range(40):
+            request.copying.gained(gain, number)
+        assert request.copying.earns == earns
+        assert (min(request.worths()[0]) < 0.9) == earns

@@ -262,12 +262,12 @@ class Costs:
             calls: of drafters that are not free: index, tokens, rows, sum of the rows' lags, seconds.
             copied: rows that free drafters drafted for, tokens that they drafted, and seconds of that.
             changed: the pass was not as wide as the one before.
-            behind: a plain pass after passes that went together, which is slower than others: nothing is learnt from
-                it.
+            behind: a plain pass after passes that went together, or one of another width after a prompt's: it is slower
+                than others, so nothing is learnt from it, but the cost of a change while none is known.
         """
         self._rounds += 1
         if changed:
-            if self.anchored:
+            if self.anchored and not (behind and self._changes):
                 self._changes += 1
                 usual = self.target(positions)
                 most = max(2.0 * self.change, self.target(1) / 4.0)  # one slow round rules out no width

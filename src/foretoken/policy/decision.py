@@ -65,9 +65,9 @@ class Decision:
         self.apart = 0.0 if asked and not seldom else apart
         alone, paces = 1.0, [row.request.pace.of(row.request.above[0]) for row in rows]
         self.worths: list[Worths] = []  # of each row; none where all tokens are worth 1
-        # Foreseen tokens are worth less only where copies are drafted in every round.
+        # Foreseen tokens are worth less only where copies are drafted: else they take plain rounds, too.
         if models and not seldom and any(row.request.above[1].known for row in rows):
-            worths = [row.request.runs.worth(row.request.above[1], LONGEST) for row in rows]
+            worths = [row.request.worths() for row in rows]
             run = min(sum(each for *_, each in worths) / len(rows), LONGEST)
             alone = run / (1.0 + (apart + count * self.table.extra[round(run)]) / plain)
             self.worths = of_rounds(worths, [max(own, alone, 1.0) for own in paces])
@@ -97,7 +97,8 @@ class Decision:
                 row.hopeless = max(BEGINNING - 1 - row.request.emitted, 0) if pays_later else sys.maxsize
         pace = max(self.base, mean, models_pace)
         self.rho = pace * count / plain  # ρ
-        self.rho_model = max(pace, alone) * count / plain
+        # These tokens are emitted in any case: a pace that no choice reaches here would only favour plain rounds.
+        self.rho_model = max(pace if count > 1 else self.base, models_pace, alone) * count / plain
         self._affordable = [guard.balance * plain - apart for guard in rows[0].request.guards]
         self.decide(widths, charged)
 
@@ -299,9 +300,10 @@ class Decision:
 
     def _may_hope(self, drafter: int) -> bool:
         """Whether a single row may draft by an upper confidence bound of a model's acceptance."""
-        request, trees = self.rows[0].request, self.kinds[drafter].trees
-        useful = request.acceptance[drafter].engine.was_useful and not trees
-        return self.count == 1 and useful and request.guards[1].hopes > 0.0
+        request, rates = self.rows[0].request, self.rows[0].request.acceptance[drafter].engine
+        # Of a model of which nothing is known a reproducible request has a look.
+        useful = rates.was_useful if rates.judged or self._by_itself else not request.too_early(drafter)
+        return self.count == 1 and useful and not self.kinds[drafter].trees and request.guards[1].hopes > 0.0
 
     def _payable(self, part: float) -> float:
         """Seconds that a model's draft may cost if this part of its account, in plain rounds, pays for it."""
@@ -326,7 +328,7 @@ class Decision:
         due = [
             (row.lags[drafter], at)
             for at, row in enumerate(self.rows)
-            if row.request.looks[drafter].due <= row.request.rounds and not row.chosen.tokens and options[at]
+            if row.request.may_look(drafter, by_itself=self._by_itself) and not row.chosen.tokens and options[at]
         ]
         spare = self.rows[0].request.guards[1].spare
         if not due or spare <= 0.0:
@@ -343,6 +345,5 @@ class Decision:
             if hopeful and extra + call + costs.lag * lag <= payable and (not best or value > most):
                 best, most = length, value
         if best:
-            self.rows[at].chosen = Choice(drafter, best)
-            self.rows[at].request.looking = True
+            self.rows[at].chosen, self.rows[at].request.looking = Choice(drafter, best), True
         return best > 0

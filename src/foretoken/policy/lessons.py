@@ -136,7 +136,8 @@ class Lessons:
         drafted = any([row.chosen.tokens > 0 and not row.request.looking for row in own_rows])
         total = None if seconds is None or self.given else seconds + copied + sum([call[4] for call in calls])
         # After a prompt's pass, or one over other rows, a plain pass would have another width than the last one, too.
-        given = changed and (seconds is None or self._prompted or count != self._count)
+        prompted = changed and (seconds is None or self._prompted)
+        given = prompted or (changed and count != self._count)
         self._prompted, self._count = seconds is None, count
         if self._prompted or drafting:  # prompts and drafts of one round are one pass
             self._widened = self._prompted or not any([row.request.costs is costs for row in drafting])
@@ -145,7 +146,7 @@ class Lessons:
             total = None
         several, self._several = self._several, False
         heard = rows or self.rests.now % _HEARD == 0
-        behind = several and positions == count and not calls
+        behind = prompted or (several and positions == count and not calls)
         if total is not None and seconds is not None and (positions > count or changed or calls or heard):
             costs.record(positions, seconds, calls, (asked, offered, copied), changed=changed, behind=behind)
         # Rounds with drafts are charged against plain rounds of several passes, plain rounds of one pass are not.
@@ -226,7 +227,8 @@ class Lessons:
             if one.seconds is not None:
                 lasted = (one.seconds + one.copied + one.call) * scale
                 if not first or lasted <= whole:
-                    costs.record(one.positions, one.seconds, calls, copied, changed=one.changed)
+                    behind = one.changed and self._prompted
+                    costs.record(one.positions, one.seconds, calls, copied, changed=one.changed, behind=behind)
                     took = min((lasted - changing) / plain, LONGER * each)
             emitted = float(one.emitted)
             self.guards[models].settle(took if drafted else emitted, emitted, hoped=request.hoping)

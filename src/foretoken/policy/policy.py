@@ -33,12 +33,12 @@ counts up to `LONGER` times its planned time: beyond that it is other work on th
 about a size prepares kernels and memory, once: it is learnt from only if it takes less than planned, and charged no
 more than planned. Else a few would use up the account of models.
 
-Exploration. Where no model pays, models are tried again in looks: in the first round of a request, and then at
-intervals that double. A look costs a round of few tokens in one row, and the model's lag; what looks may lose has to
-pay for it. So all looks lose 2 `SHARE` T + `LOOKS` at most, and those of a reproducible request one look more. In a
-single row that would be plain, a model that was right before is also tried by an upper confidence bound of its
-acceptance, a hope (`acceptance.HOPE`). All hopes lose `SHARE` T + `HOPES` at most, besides what they gained before.
-Drafts of free drafters are compared with the output in every round in which they are made, verified or not.
+Exploration. A model that was right before, or of which nothing is known behind an output's beginning, is tried in a
+single plain row by an upper confidence bound of its acceptance, a hope (`acceptance.HOPE`). All hopes lose `SHARE` T +
+`HOPES` at most, besides what they gained before. Where no model pays, models are also tried in looks: once due in each
+request, and then at intervals that double. A look costs a round of few tokens in one row, and the model's lag; what
+looks may lose has to pay for it. So all looks lose `SHARE` T + `LOOKS` at most, and those of a reproducible request one
+look more. Drafts of free drafters are compared with the output in every round in which they are made, verified or not.
 """
 
 from __future__ import annotations

@@ -74,6 +74,8 @@ class Choice(NamedTuple):
 
 PLAIN = Choice(-1, 0)
 
+_EACH = [1.0] * LONGEST, [1.0] * LONGEST, [1.0] * LONGEST, 1.0
+
 
 class Request:
     """What the policy knows of one request; made by `Policy.open`."""
@@ -110,6 +112,18 @@ class Request:
         self.rests_alone = 0  # further rounds of its own for which it rests
         self.idle = 0  # plain decisions since the last draft
         self.drafted = True  # its last round drafted, or was its first
+
+    def too_early(self, drafter: int) -> bool:
+        """Whether this is an output's beginning, where a first draft would say least of a model."""
+        return self.emitted < BEGINNING and not self.acceptance[drafter].engine.judged
+
+    def may_look(self, drafter: int, *, by_itself: bool) -> bool:
+        """Whether a look at a model is due; a reproducible request, `by_itself`, has its first one at once."""
+        return (by_itself or not self.too_early(drafter)) and self.looks[drafter].due <= self.rounds
+
+    def worths(self) -> tuple[list[float], list[float], list[float], float]:
+        """What further tokens of a model's draft are worth (`Runs.worth`): 1 each while copies earn nothing."""
+        return self.runs.worth(self.above[1], LONGEST) if self.copying.earns else _EACH
 
     def rest(self, now: int, until: int) -> None:
         """Rest in the policy's rounds from `now` to before `until`, unless `wake` is called."""
