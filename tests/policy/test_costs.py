@@ -32,6 +32,21 @@ def test_passes_of_another_width_teach_what_a_change_costs():
     assert Costs.read(costs.as_json()).change == pytest.approx(5.0, rel=0.02)
 
 
+def test_a_pass_after_a_prompt_s_says_nothing_of_what_a_known_change_of_width_costs():
+    """It finds neither its code nor its weights in the caches: the cost seemed to rise from request to request."""
+    costs = Costs(Line(10.0, 1.0), [])
+    costs.measure([(1, 11.0), (5, 15.0)], [], change=0.5)
+    for _ in range(20):
+        costs.record(1, 14.0, [], changed=True, behind=True)
+    assert costs.change == 0.5
+    costs.record(1, 14.0, [], changed=True)
+    assert costs.change > 0.5
+    unknown = Costs(Line(10.0, 1.0), [])
+    unknown.measure([(1, 11.0), (5, 15.0)], [])
+    unknown.record(1, 12.0, [], changed=True, behind=True)
+    assert unknown.change == pytest.approx(1.0, rel=0.1)
+
+
 def test_one_slow_measurement_does_not_bend_a_line():
     assert fitted([(1, 10.4), (2, 10.8), (3, 30.0), (6, 12.4), (9, 13.6)])[1] == pytest.approx(0.4, rel=0.05)
 

@@ -361,6 +361,18 @@ def test_what_looks_may_lose_pays_for_each_of_them(machine, right, seed, monkeyp
     assert sum(choice[1] > 0 for choice in engine.choices) >= 3
 
 
+@pytest.mark.parametrize("prompted", [False, True])
+def test_what_a_change_of_width_costs_is_not_learnt_behind_a_prompt(prompted):
+    costs = Costs(Line(0.0, 1.0), [DrafterCosts(Line(1.0, 0.1))])
+    costs.measure([(1, 1.0), (9, 1.8)], [[(1, 1.1), (5, 1.5)]], change=0.2)
+    policy = Policy([MODEL], [False], costs, Costs.by_bytes(1.0, [0.1]))
+    request = policy.open(sampled=False)
+    for seconds in (None, 2.0) if prompted else (1.0, 2.0):
+        row = Row(request, 100, [0])
+        policy.lessons.learn([row], [1], 1, [], seconds, changed=seconds != 1.0)
+    assert (costs.change == 0.2) == prompted
+
+
 def test_copies_are_looked_for_again_after_requests_that_had_none():
     """What rounds that asked in vain owe does not keep copies from later requests for good."""
     machine, spent, best = Machine(0.0, 0.62, 0.03, free=0.04, apart=0.45), 0.0, 0.0
