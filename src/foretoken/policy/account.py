@@ -43,9 +43,10 @@ where it may not; beside copies 0.977 and 0.981. With those hopes 0.985 and 0.98
 and 0.982 with 3."""
 
 HOPES = 5 * CREDIT / 8
-"""Plain rounds of the credit that hopes may lose at first. In replays of models that are right for nine tokens of ten
-where drafts cost nearly what they are expected to gain, four machines, the first six requests, a model beside copies
-had 0.952 of the best fixed choice with 4 rounds, 0.953 with 6, and 0.959 with 9."""
+"""Plain rounds of the credit that hopes may lose at first. In replays of machines where a model nearly pays a model
+beside copies had 0.952 of the best fixed choice with 4 rounds, 0.953 with 6, 0.959 with 9 and 0.958 with 12
+(`benchmarks/replay.py --nearly`); a model alone 0.960, 0.963, 0.962 and 0.962. So few that four hopes end them which
+lose two rounds each."""
 
 PACE = 16.0
 """Rounds over which a request's pace is averaged; older ones fade. Four times that for the engine's."""
