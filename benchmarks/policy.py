@@ -16,6 +16,8 @@ Tables, one command each:
     python benchmarks/policy.py first --drafters …                            the first six requests of 64 tokens
     python benchmarks/policy.py overhead                                      what a choice costs, in microseconds
 
+Workloads but copy-edit and random are read from files: name them with ``--spec-bench`` and ``--humaneval``.
+
 ``--quick`` takes two workloads, one length and two draft lengths. ``--ready`` warms all engines up first, as a service
 does.
 """
@@ -236,6 +238,11 @@ def main() -> None:
     if args.quick:
         args.workloads, args.tokens, args.batches = args.workloads[:2], [64], args.batches[:1]
         args.temperatures, lengths = args.temperatures[:1], (2, 5)
+    for name in args.workloads:  # before models are loaded
+        if name in CATEGORIES and args.spec_bench is None:
+            parser.error(f"workload {name} needs Spec-Bench's questions: name them with --spec-bench FILE")
+        if name == "code" and args.humaneval is None:
+            parser.error("workload code needs HumanEval's prompts: name them with --humaneval FILE")
     first = args.table == "first"
     if first:
         args.tokens, args.passes, args.limit = [64], 1, 6
