@@ -298,6 +298,24 @@ def _steps(count: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(256)
+def chain_of_row(nodes: int) -> tuple[Tensor, Tensor]:
+    """Parents ``[1, N]`` and counts ``[1]``, as in `foretoken.models.LanguageModel.forward`, of a single row's chain.
+
+    They are made once. Nobody may write to them.
+    """
+    return int_tensor([list(range(-1, nodes - 1))]), int_tensor([nodes])
+
+
+@lru_cache(256)
+def first_nodes_of_row(count: int, most: int) -> tuple[Tensor, Tensor]:
+    """Arguments of `foretoken.models.Cache.commit` for the first `count` of the `most` nodes of a single row's chain.
+
+    They are made once. Nobody may write to them.
+    """
+    return int_tensor([list(range(most))]).view(1, most), int_tensor([count])
+
+
+@lru_cache(256)
 def no_draft(batch_size: int, device: torch.device) -> Draft:
     """`Draft.empty`, made once: most rounds that draft nothing are alike. Nobody may write to its tensors."""
     return Draft.empty(batch_size, device)

@@ -13,6 +13,7 @@ from torch import Tensor
 from foretoken.draft import Draft, check_proposal
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.plain_rounds import PlainRounds
+from foretoken.drafters.row_rounds import RowRounds
 from foretoken.drafters.tree_plan import TreePlan
 from foretoken.models.base import Cache, LanguageModel
 from foretoken.sampling import Sampler
@@ -175,6 +176,21 @@ class Drafter(PlainRounds, ABC):
             A row for each sequence of the batch. The engine checks what a drafter of your own returns
             (`foretoken.draft.check_proposal`).
         """
+
+    def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
+        """Rounds of a single row, in place of as many calls of `propose`, `observe` and `observe_seconds`.
+
+        Called where `propose` would be, if nothing but a row's tokens is wanted: no log-probabilities and no trace, no
+        grammar and no stop strings.
+
+        Args:
+            batch: of that row.
+            limit: most tokens of each draft.
+
+        Returns:
+            None where each round takes these calls, as by default.
+        """
+        return None
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Learn from a round. Called after verification, before the batch's sequences are extended.

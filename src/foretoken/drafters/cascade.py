@@ -20,6 +20,7 @@ from foretoken.drafters.chains import extended, in_one_call, joined
 from foretoken.drafters.given_length import of_length
 from foretoken.drafters.judging import judge_row, verdict_of
 from foretoken.drafters.prediction import Prediction
+from foretoken.drafters.row_rounds import RowRounds
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.models.widths import PassWidths
@@ -145,6 +146,13 @@ class Cascade(CascadeRests):
         """
         self.measured = True
         self.policy.costs.measure(target, drafters, change, together)
+
+    def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
+        """Rounds that are decided like an earlier one, in which a model drafts."""
+        if self._steady is None:
+            return None
+        self._followed = None
+        return self._steady.in_row(batch, limit, self._widths(self.hidden_layers))
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""

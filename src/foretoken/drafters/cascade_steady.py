@@ -13,6 +13,8 @@ from foretoken.drafters.base import Batch, Drafter, proposal
 from foretoken.drafters.cascade_rounds import barred_in, offers_of
 from foretoken.drafters.chains import first_nodes
 from foretoken.drafters.judging import follow
+from foretoken.drafters.row_rounds import RowRounds
+from foretoken.models.chain import Chains
 from foretoken.models.widths import PassWidths
 from foretoken.policy.copies import Copies
 from foretoken.policy.policy import Policy
@@ -56,6 +58,7 @@ class SteadyRounds:
         self._left, self.open = prices.rounds, False
         self._offered: list[tuple[Offer, list[int], list[int]]] = []
         self._tokens, self._gain, self._positions, self._changed, self._emitted = 0, 0.0, 1, False, 0
+        self._drafted = 0  # tokens of the model
         self._copied = self._deciding = self._call = self._price = 0.0
 
     @classmethod
@@ -120,17 +123,37 @@ class SteadyRounds:
 
     def _ask(self, batch: Batch, tokens: int, widths: PassWidths | None) -> Draft:
         """The draft of a model."""
-        sequence, self._row.request.asked = batch.sequences[0], False
-        self._lengths[self._at] = len(sequence.tokens)
-        self._row.request.emitted = len(sequence.tokens) - sequence.prompt_length
+        self._begin(batch.sequences[0], tokens)
         start = self._clock()
         draft = proposal(self._drafter, batch, [tokens])
-        self._tokens, self._call, self._deciding = tokens, self._clock() - start, 0.0
-        self._positions, self._changed = 1 + draft.listed.counts[0], False
+        self._called(self._clock() - start, draft.listed.counts[0], widths)
+        return draft
+
+    def _begin(self, sequence: Sequence, tokens: int) -> None:
+        """Begin a round in which the model is asked for so many tokens."""
+        request, length = self._row.request, len(sequence.tokens)
+        request.asked, request.emitted = False, length - sequence.prompt_length
+        self._lengths[self._at], self._tokens, self._deciding = length, tokens, 0.0
+
+    def _called(self, seconds: float, drafted: int, widths: PassWidths | None) -> None:
+        """The model's call took so long, and drafted so many tokens."""
+        self._call, self._drafted, self._positions, self._changed = seconds, drafted, 1 + drafted, False
         if widths is not None:
             self._positions, self._changed = widths.plan(self._positions, 0, alone=True)
         self._left, self.open, self._emitted = self._left - 1, True, 0
-        return draft
+
+    def in_row(self, batch: Batch, most: int, widths: PassWidths | None) -> RowRounds | None:
+        """The rounds of a model as `RowRounds`, as far as they hold; None where they are to be asked for one by one.
+
+        Args:
+            batch: of the row.
+            most: draft tokens that a round may have.
+            widths: of the target's passes.
+        """
+        if not self._prices.tokens or not self.holds(batch, most):
+            return None
+        own = self._drafter.in_row(batch, self._prices.tokens)
+        return None if own is None else _InRow(self, own, batch, widths)
 
     def _choose(self, most: int, widths: PassWidths | None) -> int:
         """How many tokens are verified; returns how wide the pass is to be, 0 where it does not matter."""
@@ -164,10 +187,13 @@ class SteadyRounds:
         if not self._prices.tokens:
             self._copied += self._clock() - start
             return
-        self._call += self._clock() - start
-        drafted = draft.listed.counts[0]
-        if drafted:
-            self._policy.judge(self._row.request, self._at, drafted, len(path))
+        self._judge(self._clock() - start, len(path))
+
+    def _judge(self, seconds: float, accepted: int) -> None:
+        """The model observed in so many seconds how many of its tokens were accepted."""
+        self._call += seconds
+        if self._drafted:
+            self._policy.judge(self._row.request, self._at, self._drafted, accepted)
 
     def end(self, seconds: float | None) -> None:
         """End the round; `seconds` as in `Drafter.observe_seconds`."""
@@ -196,3 +222,47 @@ class SteadyRounds:
         told, self._told = self._told, []
         if told:
             self._policy.lessons.learn_together(self._row.request, told, self._at)
+
+    def propose_in_row(self, own: RowRounds, sequence: Sequence, most: int, widths: PassWidths | None) -> Chains:
+        """Begin a round with a chain of the model's own rounds."""
+        self._begin(sequence, min(most, self._prices.tokens))
+        start = self._clock()
+        chains = own.propose(self._tokens)
+        self._called(self._clock() - start, len(chains.tokens[0]), widths)
+        return chains
+
+    def observe_in_row(self, own: RowRounds, count: int) -> None:
+        """So many tokens of it were accepted."""
+        start, self._emitted = self._clock(), count + 1
+        own.observe(count)
+        self._judge(self._clock() - start, count)
+
+
+class _InRow(RowRounds):
+    """Steady rounds in which a model drafts.
+
+    Args:
+        steady: the rounds.
+        own: the model's.
+        batch: of the row.
+        widths: of the target's passes.
+    """
+
+    def __init__(self, steady: SteadyRounds, own: RowRounds, batch: Batch, widths: PassWidths | None) -> None:
+        self._steady, self._own, self._batch, self._widths = steady, own, batch, widths
+
+    def goes_on(self, most: int) -> bool:
+        """See `RowRounds`."""
+        return self._steady.holds(self._batch, most) and self._own.goes_on(most)
+
+    def propose(self, most: int) -> Chains:
+        """See `RowRounds`."""
+        return self._steady.propose_in_row(self._own, self._batch.sequences[0], most, self._widths)
+
+    def observe(self, accepted: int) -> None:
+        """See `RowRounds`."""
+        self._steady.observe_in_row(self._own, accepted)
+
+    def observe_seconds(self, seconds: float) -> None:
+        """See `RowRounds`."""
+        self._steady.end(seconds)

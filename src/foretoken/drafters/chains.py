@@ -55,7 +55,7 @@ def draft_chains(
         return steps(limits)
     sampler, device = batch.sampler, batch.device
     if sampler.all_greedy and not sampler.alters:
-        return _draft_of(one_call(limits, None), limits, device)
+        return draft_of(one_call(limits, None), limits, device)
     inverse_temperatures, at_once = sampler.inverse_temperatures().cpu(), in_one_call(batch)
     drawn = [limit if whole else 0 for limit, whole in zip(limits, at_once, strict=True)]
     others = [0 if whole else limit for limit, whole in zip(limits, at_once, strict=True)]
@@ -66,7 +66,7 @@ def draft_chains(
         parts.append(([limit > 0 for limit in others], draft))
     if any(drawn):
         chains = one_call(drawn, Draws(inverse_temperatures, _uniforms(batch, max(drawn)), any(batch.reproducible)))
-        draft, all_there = _draft_of(chains, drawn, device)
+        draft, all_there = draft_of(chains, drawn, device)
         parts.append(([limit > 0 for limit in drawn], draft))
         sound = sound and all_there
     if len(parts) == 1:
@@ -141,7 +141,7 @@ def first_nodes(draft: Draft, used: list[int], width: int) -> Draft:
     return replace(draft, tokens=draft.tokens[:, :width], parents=draft.parents[:, :width], counts=counts, probs=probs)
 
 
-def _draft_of(chains: Chains, limits: AbstractSequence[int], device: torch.device) -> tuple[Draft, bool]:
+def draft_of(chains: Chains, limits: AbstractSequence[int], device: torch.device) -> tuple[Draft, bool]:
     """The draft of the first ``limits[b]`` tokens of row b's chain, and whether no chain is shorter."""
     tokens = [chain[:limit] for chain, limit in zip(chains.tokens, limits, strict=True)]
     draft = Draft.from_lists(tokens, device)
@@ -200,8 +200,18 @@ def draw_chains(
 
 
 def _uniforms(batch: Batch, width: int) -> Tensor:
-    """``[B, width]`` on the CPU: one uniform for each token of a chain."""
+    return draft_uniforms(batch.seeds.tolist(), batch.positions.tolist(), width)
+
+
+def draft_uniforms(seeds: list[int], positions: list[int], width: int) -> Tensor:
+    """``[B, width]`` float64 on the CPU: one uniform for each token of a chain.
+
+    Args:
+        seeds: of the rows.
+        positions: of each row's first token to come.
+        width: tokens of each chain.
+    """
     # Keyed by the root's position and the step, so that no two rounds share a draw.
     streams = list(range(Stream.DRAFT, Stream.DRAFT + width))
-    found = uniforms_of_rows(batch.seeds.tolist(), batch.positions.tolist(), streams)
+    found = uniforms_of_rows(seeds, positions, streams)
     return torch.tensor(found, dtype=torch.float64).view(len(found), width)

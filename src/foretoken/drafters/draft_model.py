@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft, int_tensor
+from foretoken.draft import Draft, first_nodes_of_row, int_tensor
 from foretoken.drafters.base import Batch, Drafter
-from foretoken.drafters.chains import draft_chains, draw_chains
+from foretoken.drafters.chains import draft_chains, draft_uniforms, draw_chains, in_one_call
 from foretoken.drafters.growth import Frontier, Grown, grow
 from foretoken.drafters.per_sequence import PerSequence
+from foretoken.drafters.row_rounds import RowRounds
 from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
 from foretoken.limits import current_limits
 from foretoken.models.base import Cache, LanguageModel
@@ -70,6 +72,13 @@ class DraftCache:
             keep: list[int | None] = [length - extra for length, extra in zip(lengths, wrong, strict=True)]
             self.cache.select(list(range(size)), keep)
         self.tentative, self.grown, self.begun = [], None, []
+
+    def keep_first(self, count: int) -> None:
+        """`keep` for the chain of a single row, of which the first `count` tokens were accepted."""
+        (most,) = self.tentative or (0,)
+        if most:
+            self.cache.commit(*first_nodes_of_row(min(count, most), most))
+        self.tentative = []
 
 
 class DraftModel(Drafter):
@@ -135,7 +144,7 @@ class DraftModel(Drafter):
                 for sequence, first in zip(batch.sequences, begun, strict=True)
             ]
             batch = replace(batch, sequences=sequences)  # what the drawn tokens follow; positions key the uniforms
-        whole = self.model.drafts_chains and self.model.vocab_size <= batch.vocab_size
+        whole = self._drafts_whole(batch)
 
         def one_call(limits: AbstractSequence[int], draws: Draws | None) -> Chains:
             steps = max(limits)
@@ -152,6 +161,21 @@ class DraftModel(Drafter):
         if not sound:
             self._warn_of_bad_scores()
         return draft
+
+    def _drafts_whole(self, batch: Batch) -> bool:
+        """Whether one call of the model may draft a chain."""
+        return self.model.drafts_chains and self.model.vocab_size <= batch.vocab_size
+
+    def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
+        """Chains that one call of the model drafts; None where it takes steps, and for trees."""
+        # A subclass with a `propose` of its own drafts something else.
+        own = type(self).propose is DraftModel.propose and type(self).observe is DraftModel.observe
+        if not own or self.tree.branches or batch.begun or not self._drafts_whole(batch) or not in_one_call(batch)[0]:
+            return None
+        sequence = batch.sequences[0]
+        if not self._fits_source(sequence) or len(sequence.tokens) > self.model.max_length:
+            return None
+        return _RowChains(self.model, self._recall(batch), batch, limit, self._warn_of_bad_scores)
 
     def _steps(
         self, state: DraftCache, batch: Batch, limits: AbstractSequence[int], missing: list[list[int]]
@@ -201,11 +225,6 @@ class DraftModel(Drafter):
         """Whether the encoder input, if there is one, is short enough for the model."""
         return sequence.source is None or len(sequence.source) <= self.model.max_length
 
-    def _known(self, tokens: list[int]) -> list[int]:
-        """The tokens; ids that only the target's (more widely padded) vocabulary has are replaced by 0."""
-        size = self.model.vocab_size
-        return [token if token < size else 0 for token in tokens]
-
     def _warn_of_bad_scores(self) -> None:
         warnings.warn(
             f"the drafter {self.model.name} gave logits with NaN or infinity (or nothing but -inf); such drafts "
@@ -243,9 +262,62 @@ class DraftModel(Drafter):
         """The tokens that each row's cache lacks, root and `Batch.begun` included; none for rows that draft nothing."""
         known, begun = state.cache.lengths.tolist(), batch.begun or [()] * len(limits)
         return [
-            self._known([*sequence.tokens[length:], *first]) if limit > 0 else []
+            _known([*sequence.tokens[length:], *first], self.model.vocab_size) if limit > 0 else []
             for sequence, first, length, limit in zip(batch.sequences, begun, known, limits, strict=True)
         ]
+
+
+class _RowChains(RowRounds):
+    """Chains of a draft model for a single row.
+
+    Args:
+        model: that drafts.
+        state: its KV cache for the row.
+        batch: of the row.
+        limit: most tokens of a chain.
+        warn: called where a chain is cut short, since the model's scores were no numbers.
+    """
+
+    def __init__(
+        self, model: LanguageModel, state: DraftCache, batch: Batch, limit: int, warn: Callable[[], None]
+    ) -> None:
+        self._model, self._state, self._limit, self._warn = model, state, limit, warn
+        self._tokens = batch.sequences[0].tokens
+        (self._cached,) = state.cache.lengths.tolist()
+        self._seeds, self._reproducible = batch.seeds.tolist(), any(batch.reproducible)
+        greedy = batch.sampler.all_greedy
+        self._inverse_temperatures = None if greedy else batch.sampler.inverse_temperatures().cpu()
+
+    def _most(self, most: int) -> int:
+        return min(self._limit, most, self._model.max_length - len(self._tokens) + 1)
+
+    def goes_on(self, most: int) -> bool:
+        """See `RowRounds`."""
+        return self._most(most) > 0
+
+    def propose(self, most: int) -> Chains:
+        """See `RowRounds`."""
+        steps, length, draws = self._most(most), len(self._tokens), None
+        if self._inverse_temperatures is not None:
+            uniforms = draft_uniforms(self._seeds, [length], steps)
+            draws = Draws(self._inverse_temperatures, uniforms, self._reproducible)
+        missing = _known(self._tokens[self._cached :], self._model.vocab_size)
+        chains = self._model.chain([missing], steps, self._state.cache, draws)
+        self._cached = length
+        self._state.add([steps - 1])
+        if len(chains.tokens[0]) < steps:
+            self._warn()
+        return chains
+
+    def observe(self, accepted: int) -> None:
+        """See `RowRounds`."""
+        self._cached += min(accepted, *self._state.tentative)
+        self._state.keep_first(accepted)
+
+
+def _known(tokens: list[int], size: int) -> list[int]:
+    """The tokens; ids that only the target's vocabulary has, padded to more than the drafter's `size`, become 0."""
+    return [token if token < size else 0 for token in tokens]
 
 
 def _longest_prefix(sequence: Sequence, cached: AbstractSequence[tuple[int, Sequence, int]]) -> tuple[int, int | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence as AbstractSequence
 from operator import and_
-from traceback import clear_frames
 from typing import Literal
 
 import torch
@@ -16,8 +15,10 @@ from foretoken.drafters.base import Batch, Drafter, proposal
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.sharing import sharing_parts
 from foretoken.engine.draft_length import DraftLengths
+from foretoken.engine.drafted import DraftedRounds, InRow, rounds_in_row
 from foretoken.engine.forced import Forced
 from foretoken.engine.membership import MakeSampler, Membership
+from foretoken.engine.memory_guard import MemoryGuard
 from foretoken.engine.pass_times import PassTimes
 from foretoken.engine.plain import EmptyProposal, Taking, decode_plainly, passes_of
 from foretoken.engine.prefill import Prefill
@@ -26,9 +27,9 @@ from foretoken.engine.recording import RoundClock, emit
 from foretoken.engine.row import Row
 from foretoken.engine.tracing import trace_round, trace_seconds
 from foretoken.engine.verification import Verified, check_draft, verify_round
-from foretoken.errors import NumericalError, OutOfMemory, ParameterError, PromptError
+from foretoken.errors import NumericalError, ParameterError, PromptError
 from foretoken.limits import DEFAULT_LIMITS, Limits, use_limits
-from foretoken.models.base import LanguageModel, Scores
+from foretoken.models.base import Cache, LanguageModel, Scores
 from foretoken.models.threads import one_thread, taking_turns
 from foretoken.models.widths import own_widths
 from foretoken.sequence import Sequence
@@ -144,7 +145,13 @@ class DecodeLoop:
             limits = forced.limits([0 if holds else most for holds, most in zip(held, room, strict=True)])
             # What a drafter learns of a prompt must not depend on the rows beside it where a seed gives one output.
             asked = any(limits) or any(map(and_, held, members.reproducible))
+            in_row = None
+            if asked and not prefilled and not forced:
+                in_row = rounds_in_row(self.target, members, drafter, batch, limits[0], self.limits, told=told)
+            asked = asked and in_row is None
             drafted = self._propose(drafter, members, batch, limits) if asked else no_draft(len(limits), batch.device)
+        if in_row is not None:
+            return self._rounds_in_row(in_row, members, batch, clock)
         draft = forced.before(drafted)
         if not draft.width and not prefilled:
             never = follows and not any(length != 0 for length in members.fixed_lengths)
@@ -171,7 +178,7 @@ class DecodeLoop:
             drafter.observe(batch, drafted, forced.verdict(verified.verdict), own_logits)
         clock.turn_to("target")
         with self._memory_guard(self.target.name):
-            path = self._commit(members, verified)
+            path = _commit(self._prefixes.cache, members, verified)
         clock.turn_to("other")
         lengths = [len(sequence.tokens) for sequence in batch.sequences]
         traced = [at for at, row in enumerate(members.rows) if row.trace]
@@ -188,6 +195,15 @@ class DecodeLoop:
         seconds = _stop(clock, members)
         trace_seconds([members.rows[at] for at in traced], seconds)
         drafter.observe_seconds(None if prefilled or forced else sum(seconds.values()) - learning)
+        self._learning = clock.since_stop()
+
+    def _rounds_in_row(self, in_row: InRow, members: Membership, batch: Batch, clock: RoundClock) -> None:
+        """The rest of a round that is several rounds of a single row with drafts."""
+        rounds = DraftedRounds(self.target, self._prefixes.cache, members, batch, clock)
+        rounds.run(*in_row, self._learning, self.drafter.name, self._memory_guard)
+        if rounds.verified is not None:
+            self._handle_bad_logits(members, rounds.verified)
+        _stop(clock, members)
         self._learning = clock.since_stop()
 
     def _plain_round(
@@ -275,14 +291,6 @@ class DecodeLoop:
         )
         return members.logits(scores.logits), tuple(map(members.from_slots, scores.hidden))
 
-    def _commit(self, members: Membership, verified: Verified) -> Tensor:
-        """Commit root and accepted nodes to the target's KV cache; returns these nodes of each row, ``[B, D+1]``."""
-        depth = max(map(len, verified.accepted), default=0)
-        path = int_tensor([[0, *nodes, *[0] * (depth - len(nodes))] for nodes in verified.accepted])
-        counts = int_tensor([len(nodes) + 1 for nodes in verified.accepted])
-        self._prefixes.cache.commit(members.to_slots(path), members.to_slots(counts))
-        return path
-
     def _handle_bad_logits(self, members: Membership, verified: Verified) -> None:
         """Recompute copied prefixes that gave unusable logits; fail other rows with such logits."""
         recompute = []
@@ -309,35 +317,8 @@ class DecodeLoop:
         if recompute:
             self._prefixes.recompute(recompute)
 
-    def _memory_guard(self, name: str) -> _MemoryGuard:
-        return _MemoryGuard(name, self.rows)
-
-
-class _MemoryGuard:
-    """A context manager that turns errors of allocation into `OutOfMemory`, which says what to do.
-
-    Args:
-        name: of the model or drafter that computes there.
-        rows: the requests that are being decoded.
-    """
-
-    __slots__ = ("_name", "_rows")
-
-    def __init__(self, name: str, rows: AbstractSequence[Row]) -> None:
-        self._name, self._rows = name, rows
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, OutOfMemory) or not is_out_of_memory(error):
-            return
-        clear_frames(error.__traceback__)  # of a pass that failed, see `Scheduler.step`
-        raise OutOfMemory(
-            f"out of memory in {self._name} with {len(self._rows)} rows of up to "
-            f"{max((len(row.sequence.tokens) for row in self._rows), default=0):,} tokens: lower max_batch_size, "
-            "num_speculative_tokens, the prompt's length or max_new_tokens"
-        ) from error
+    def _memory_guard(self, name: str) -> MemoryGuard:
+        return MemoryGuard(name, self.rows)
 
 
 def _stop(clock: RoundClock, members: Membership) -> dict[str, float]:
@@ -346,6 +327,15 @@ def _stop(clock: RoundClock, members: Membership) -> dict[str, float]:
     for row in members.rows:
         row.stats.add_seconds(seconds)
     return seconds
+
+
+def _commit(cache: Cache, members: Membership, verified: Verified) -> Tensor:
+    """Commit root and accepted nodes to the target's KV cache; returns these nodes of each row, ``[B, D+1]``."""
+    depth = max(map(len, verified.accepted), default=0)
+    path = int_tensor([[0, *nodes, *[0] * (depth - len(nodes))] for nodes in verified.accepted])
+    counts = int_tensor([len(nodes) + 1 for nodes in verified.accepted])
+    cache.commit(members.to_slots(path), members.to_slots(counts))
+    return path
 
 
 def _with_roots(roots: list[int], draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
@@ -386,9 +376,3 @@ def _pass_hidden_states(
     nodes = path.to(hidden[0].device)[..., None]
     states = [layer.gather(1, nodes.expand(-1, -1, layer.shape[-1])) for layer in hidden]
     drafter.observe_hidden(batch.sequences, [length - 1 for length in lengths], counts, states)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: an `OutOfMemory`, or an error that `_MemoryGuard` makes one of."""
-    by_message = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return by_message or isinstance(error, OutOfMemory | torch.OutOfMemoryError | MemoryError)

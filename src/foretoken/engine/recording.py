@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
 from time import perf_counter
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -47,12 +48,37 @@ class RoundClock:
 
 
 _PLAIN: tuple[Origin, ...] = ("target",)
+_ACCEPTED: tuple[Origin, ...] = ("accepted",)
 
 
 def emit_plain(row: Row, tokens: AbstractSequence[int], *, more: bool = False) -> None:
     """Append the target's own tokens of passes without a draft, one each, to a row; `more` as in `emit`."""
     taken = row.extend(tokens, _PLAIN * len(tokens), more=more)
     row.stats.record((), 0, taken, rounds=taken)
+
+
+class Drafted(NamedTuple):
+    """A round of a single row in which a chain was drafted.
+
+    Attributes:
+        drafted: tokens of the chain.
+        accepted: of them.
+        tokens: the accepted ones, and the one after them.
+    """
+
+    drafted: int
+    accepted: int
+    tokens: list[int]
+
+
+def emit_drafted(row: Row, rounds: AbstractSequence[Drafted]) -> None:
+    """Append the tokens of such rounds to a row, all as one event, until it ends."""
+    for number, one in enumerate(rounds):
+        last: Origin = "target" if not one.drafted else "bonus" if one.accepted == one.drafted else "residual"
+        taken = row.extend(one.tokens, (*_ACCEPTED * one.accepted, last), more=number > 0)
+        row.stats.record(range(1, one.drafted + 1), min(one.accepted, taken), taken)
+        if row.finished:
+            break
 
 
 def emit(

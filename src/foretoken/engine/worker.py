@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from foretoken.engine.arrivals import Call
-from foretoken.engine.decode_loop import is_out_of_memory
 from foretoken.engine.engine import Engine
+from foretoken.engine.memory_guard import is_out_of_memory
 from foretoken.engine.outputs import StreamEvent
 from foretoken.engine.prompt_scores import Scoring
 from foretoken.engine.prompts import Prompt
