@@ -374,6 +374,22 @@ def test_a_request_that_joins_or_is_cancelled_waits_for_these_rounds_alone(pair,
     assert tokens == expected[0][: len(tokens)]
 
 
+def test_a_request_that_is_cancelled_during_a_pass_ends_with_the_tokens_it_had(pair, monkeypatch):
+    params = SamplingParams(temperature=0, max_new_tokens=90, ignore_eos=True)
+    expected = Engine(pair[0], None).generate(PROMPTS[0], params).token_ids
+    engine = Engine(*pair, num_speculative_tokens=3)
+    request = engine.submit(PROMPTS[0], params)
+    ((_, begun),) = engine.step()
+    with monkeypatch.context() as patch:
+        broken = Broken(pair[0], "forward", 2, lambda scores: request.cancel() or scores, patch)
+        run(engine)
+    assert broken.passes == 3
+    assert request.completion.finish_reason == "cancelled"
+    assert request.completion.token_ids == [piece.token_id for piece in begun.pieces]
+    assert request.completion.stats.emitted == len(begun.pieces)
+    assert engine.generate(PROMPTS[0], params).token_ids == expected
+
+
 class Timed(Cascade):
     """Every call of its clock is half a millisecond after the one before."""
 

@@ -352,6 +352,17 @@ def test_a_change_costs_half_of_the_way_to_wider_passes_and_back():
     assert costs.returning < 1.5
 
 
+def test_a_first_return_that_is_slow_by_chance_does_not_count_in_full():
+    """It was charged to drafts as it was: 36 ms of other work, 23 plain rounds, ended those of a model that paid."""
+    costs = Costs(Line(0.9, 0.1), [DrafterCosts(Line(0.0, 0.0))])
+    costs.change = 0.4
+    costs.returned(36.0)
+    assert costs.returning == pytest.approx(2.0 * 0.4 + costs.target(1))
+    for _ in range(60):
+        costs.returned(0.5)
+    assert costs.returning == pytest.approx(0.5, abs=0.05)
+
+
 def test_costs_of_returning_are_kept_between_processes():
     costs = Costs(Line(0.9, 0.1), [DrafterCosts(Line(0.0, 0.0))])
     costs.change = 0.4

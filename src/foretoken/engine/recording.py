@@ -74,11 +74,11 @@ class Drafted(NamedTuple):
 def emit_drafted(row: Row, rounds: AbstractSequence[Drafted]) -> None:
     """Append the tokens of such rounds to a row, all as one event, until it ends."""
     for number, one in enumerate(rounds):
+        if row.finished:  # or cancelled meanwhile
+            break
         last: Origin = "target" if not one.drafted else "bonus" if one.accepted == one.drafted else "residual"
         taken = row.extend(one.tokens, (*_ACCEPTED * one.accepted, last), more=number > 0)
         row.stats.record(range(1, one.drafted + 1), min(one.accepted, taken), taken)
-        if row.finished:
-            break
 
 
 def emit(

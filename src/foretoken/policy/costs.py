@@ -178,11 +178,11 @@ class Costs:
 
     def returned(self, seconds: float) -> None:
         """Learn from plain passes behind a wider one, which took so much longer."""
-        now = seconds * exp(-self.drift.value)
+        # A round may be slow by chance, the first one too, before which a return is taken to cost what a change does.
+        now = min(seconds * exp(-self.drift.value), 2.0 * self.returning + self.target(1))
         if self._returning is None:
             self._returning = now
-        # One slow round rules out no change.
-        self._returning += (min(now, 2.0 * self._returning + self.target(1)) - self._returning) / _AVERAGED
+        self._returning += (now - self._returning) / _AVERAGED
 
     def draft(self, drafter: int, tokens: int, rows: int, lag: int) -> float:
         """Seconds of a drafter's call for so many tokens in so many rows; `lag` is the sum of the rows' lags."""
