@@ -7,7 +7,7 @@ order, each after some requests of its own.
 
     python benchmarks/processes.py                                       plain decoding, five tokens, defaults
     python benchmarks/processes.py --temperature 0 --settings none draft-model:5 auto,draft-model auto,draft-model
-    python benchmarks/processes.py --trees ../other ...                  the last settings once more, of another tree
+    python benchmarks/processes.py --trees ../other ...                  all but the first once more, of another tree
 
 A setting is a drafter and a draft length (`draft-model:5`; by default the policy's). The first one is what others are
 compared with. Ratios are geometric means over turns, with their standard errors; "rounds" are tokens of each of them.
@@ -121,7 +121,7 @@ class Process:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", default=SETTINGS)
-    parser.add_argument("--trees", nargs="*", type=Path, default=[], help="in which settings without a length run, too")
+    parser.add_argument("--trees", nargs="*", type=Path, default=[], help="in which all but the first run, too")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--turns", type=int, default=20)
@@ -134,8 +134,7 @@ def main() -> None:
         return
     here = Path(__file__).parents[1]
     wanted = [(setting, here) for setting in options.settings]
-    free = [setting for setting in options.settings if ":" not in setting and setting != "none"]
-    wanted += [(setting, tree.resolve()) for tree in options.trees for setting in free]
+    wanted += [(setting, tree.resolve()) for tree in options.trees for setting in options.settings[1:]]
     with ExitStack() as running:
         processes = [running.enter_context(closing(Process(setting, tree, options))) for setting, tree in wanted]
         for number in range(options.turns):
