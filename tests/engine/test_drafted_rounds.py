@@ -311,20 +311,29 @@ def test_the_targets_length_ends_a_row(pair, together):
     assert together
 
 
-class OwnPropose(DraftModel):
-    """A drafter of a user's, which drafts its own tokens."""
+def counting(kind, name):
+    """A class of a user's, with a method of its own."""
 
-    def propose(self, batch, limits):
+    def own(self, *arguments):
         self.asked = getattr(self, "asked", 0) + 1
-        return super().propose(batch, limits)
+        return getattr(kind, name)(self, *arguments)
+
+    return type("Own", (kind,), {name: own})
 
 
-def test_a_drafter_with_a_propose_of_its_own_is_asked_by_it(pair, together):
-    drafter = OwnPropose(pair[1])
-    params = SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True)
-    found = Engine(pair[0], drafter, num_speculative_tokens=3).generate(PROMPTS[0], params)
+@pytest.mark.parametrize("kind", [DraftModel, Cascade])
+@pytest.mark.parametrize("name", ["propose", "observe", "observe_seconds"])
+def test_a_drafter_with_a_method_of_its_own_is_asked_by_it(pair, together, kind, name):
+    made = counting(kind, name)
+    drafter = made(pair[1]) if kind is DraftModel else made([DraftModel(pair[1])])
+    engine = Engine(pair[0], drafter, num_speculative_tokens=3 if kind is DraftModel else "auto")
+    if kind is Cascade:
+        drafter.measure([(1, 0.004), (33, 0.0042)], [[(1, 0.0005), (5, 0.001)]])
+    params = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
+    found = engine.generate(PROMPTS[0], params)
     assert not together
-    assert found.stats.rounds - 1 <= drafter.asked <= found.stats.rounds
+    assert found.stats.drafts > 5
+    assert found.stats.drafts <= drafter.asked
 
 
 @pytest.mark.parametrize(
@@ -390,6 +399,28 @@ def test_a_request_that_is_cancelled_during_a_pass_ends_with_the_tokens_it_had(p
     assert engine.generate(PROMPTS[0], params).token_ids == expected
 
 
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_cancelled_request_gets_no_tokens_of_a_later_round_with_bad_scores(pair, monkeypatch, at):
+    params = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
+    expected = Engine(pair[0], None).generate(PROMPTS[0], params).token_ids
+    engine = Engine(*pair, num_speculative_tokens=3)
+    request = engine.submit(PROMPTS[0], params)
+    told = [piece.token_id for _, event in engine.step() for piece in event.pieces]
+
+    def spoil(scores):
+        request.cancel()
+        with torch.inference_mode():
+            scores.logits[0, 1:] = float("nan")
+        return scores
+
+    with monkeypatch.context() as patch:
+        Broken(pair[0], "forward", at, spoil, patch)
+        while engine.busy:
+            told += [piece.token_id for _, event in engine.step() for piece in event.pieces]
+    tokens = request.completion.token_ids
+    assert tokens == told == expected[: len(tokens)]
+
+
 class Timed(Cascade):
     """Every call of its clock is half a millisecond after the one before."""
 
@@ -426,6 +457,7 @@ def test_the_policy_hears_of_every_round(pair, together, temperature):
     heard = engine.policy.rounds + engine.drafter._sleep._rested - before
     assert rounds - requests <= heard <= rounds  # the last token may have a round in which nothing can be drafted
     assert sum(judged) == drafted_tokens
+    assert rounds - requests <= engine.drafter._saved._rounds <= rounds  # after which costs and rates are stored
 
 
 def test_seconds_of_each_round_are_learnt_apart(pair, together, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
@@ -20,7 +21,7 @@ from foretoken.drafters.chains import extended, in_one_call, joined
 from foretoken.drafters.given_length import of_length
 from foretoken.drafters.judging import judge_row, verdict_of
 from foretoken.drafters.prediction import Prediction
-from foretoken.drafters.row_rounds import RowRounds
+from foretoken.drafters.row_rounds import RowRounds, leaves_as_is
 from foretoken.errors import ParameterError
 from foretoken.models.base import LanguageModel
 from foretoken.models.widths import PassWidths
@@ -149,10 +150,10 @@ class Cascade(CascadeRests):
 
     def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
         """Rounds that are decided like an earlier one, in which a model drafts."""
-        if self._steady is None:
+        if self._steady is None or not leaves_as_is(self, Cascade):
             return None
-        self._followed = None
-        return self._steady.in_row(batch, limit, self._widths(self.hidden_layers))
+        self._followed, ended = None, partial(self._saved.after, self.policy)
+        return self._steady.in_row(batch, limit, self._widths(self.hidden_layers), ended)
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The drafts that the policy decides on."""

@@ -142,18 +142,19 @@ class SteadyRounds:
             self._positions, self._changed = widths.plan(self._positions, 0, alone=True)
         self._left, self.open, self._emitted = self._left - 1, True, 0
 
-    def in_row(self, batch: Batch, most: int, widths: PassWidths | None) -> RowRounds | None:
+    def in_row(self, batch: Batch, most: int, widths: PassWidths | None, ended: Callable[[], None]) -> RowRounds | None:
         """The rounds of a model as `RowRounds`, as far as they hold; None where they are to be asked for one by one.
 
         Args:
             batch: of the row.
             most: draft tokens that a round may have.
             widths: of the target's passes.
+            ended: called at the end of each of them.
         """
         if not self._prices.tokens or not self.holds(batch, most):
             return None
         own = self._drafter.in_row(batch, self._prices.tokens)
-        return None if own is None else _InRow(self, own, batch, widths)
+        return None if own is None else _InRow(self, own, batch, widths, ended)
 
     def _choose(self, most: int, widths: PassWidths | None) -> int:
         """How many tokens are verified; returns how wide the pass is to be, 0 where it does not matter."""
@@ -246,10 +247,18 @@ class _InRow(RowRounds):
         own: the model's.
         batch: of the row.
         widths: of the target's passes.
+        ended: called at the end of each round.
     """
 
-    def __init__(self, steady: SteadyRounds, own: RowRounds, batch: Batch, widths: PassWidths | None) -> None:
-        self._steady, self._own, self._batch, self._widths = steady, own, batch, widths
+    def __init__(
+        self,
+        steady: SteadyRounds,
+        own: RowRounds,
+        batch: Batch,
+        widths: PassWidths | None,
+        ended: Callable[[], None],
+    ) -> None:
+        self._steady, self._own, self._batch, self._widths, self._ended = steady, own, batch, widths, ended
 
     def goes_on(self, most: int) -> bool:
         """See `RowRounds`."""
@@ -266,3 +275,4 @@ class _InRow(RowRounds):
     def observe_seconds(self, seconds: float) -> None:
         """See `RowRounds`."""
         self._steady.end(seconds)
+        self._ended()

@@ -16,7 +16,7 @@ from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.chains import draft_chains, draft_uniforms, draw_chains, in_one_call
 from foretoken.drafters.growth import Frontier, Grown, grow
 from foretoken.drafters.per_sequence import PerSequence
-from foretoken.drafters.row_rounds import RowRounds
+from foretoken.drafters.row_rounds import RowRounds, leaves_as_is
 from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
 from foretoken.limits import current_limits
 from foretoken.models.base import Cache, LanguageModel
@@ -168,11 +168,11 @@ class DraftModel(Drafter):
 
     def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
         """Chains that one call of the model drafts; None where it takes steps, and for trees."""
-        # A subclass with a `propose` of its own drafts something else.
-        own = type(self).propose is DraftModel.propose and type(self).observe is DraftModel.observe
-        if not own or self.tree.branches or batch.begun or not self._drafts_whole(batch) or not in_one_call(batch)[0]:
+        if not leaves_as_is(self, DraftModel) or self.tree.branches or batch.begun or not self._drafts_whole(batch):
             return None
         sequence = batch.sequences[0]
+        if not in_one_call(batch)[0]:
+            return None
         if not self._fits_source(sequence) or len(sequence.tokens) > self.model.max_length:
             return None
         return _RowChains(self.model, self._recall(batch), batch, limit, self._warn_of_bad_scores)

@@ -6,6 +6,14 @@ from abc import ABC, abstractmethod
 
 from foretoken.models.chain import Chains
 
+_REPLACED = ("propose", "observe", "observe_seconds")
+"""Methods of a drafter that are not called in such rounds."""
+
+
+def leaves_as_is(drafter: object, kind: type) -> bool:
+    """Whether a drafter's class has the methods of `kind` in whose place `RowRounds` are used: a subclass may not."""
+    return all(getattr(type(drafter), name) is getattr(kind, name) for name in _REPLACED)
+
 
 class RowRounds(ABC):
     """Asks a drafter for one chain after another, without a batch, a draft and a verdict for each (`Drafter.in_row`).

@@ -151,7 +151,7 @@ class DraftedRounds:
             del tokens[first:]
             later, self._later = self._later, []
             emit_drafted(row, later)
-        if self.verified is not None:
+        if self.verified is not None and not row.finished:  # it may have been cancelled, or have failed
             with verifying:
                 draft = self._draft(chains)
                 emit((row,), draft, self.verified, logits, more=bool(later))
