@@ -336,6 +336,16 @@ def test_a_drafter_with_a_method_of_its_own_is_asked_by_it(pair, together, kind,
     assert found.stats.drafts <= drafter.asked
 
 
+def test_a_method_that_is_replaced_in_the_drafter_itself_is_called(pair, together, monkeypatch):
+    drafter, asked = DraftModel(pair[1]), []
+    propose = drafter.propose
+    monkeypatch.setattr(drafter, "propose", lambda *arguments: asked.append(1) or propose(*arguments))
+    params = SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True)
+    found = Engine(pair[0], drafter, num_speculative_tokens=3).generate(PROMPTS[0], params)
+    assert not together
+    assert found.stats.drafts <= len(asked)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"logprobs": 1}, {"stop": ("zq",)}, {"grammar": Grammar.regex("[a-z]{60}")}, {"presence_penalty": 0.5}],

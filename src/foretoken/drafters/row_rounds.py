@@ -11,8 +11,9 @@ _REPLACED = ("propose", "observe", "observe_seconds")
 
 
 def leaves_as_is(drafter: object, kind: type) -> bool:
-    """Whether a drafter's class has the methods of `kind` in whose place `RowRounds` are used: a subclass may not."""
-    return all(getattr(type(drafter), name) is getattr(kind, name) for name in _REPLACED)
+    """Whether a drafter has the methods of `kind` in whose place `RowRounds` are used: others may not."""
+    kept = (name not in vars(drafter) and getattr(type(drafter), name) is getattr(kind, name) for name in _REPLACED)
+    return all(kept)
 
 
 class RowRounds(ABC):
