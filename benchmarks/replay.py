@@ -124,15 +124,16 @@ def cells(lengths: list[int], sizes: list[int], seeds: list[int], *, nearly: boo
                             yield Cell(",".join(names), machine, workload, right, size, length, seed)
 
 
-def measure(cell: Cell, machines: Mapping[str, Machine] = MACHINES) -> Speed:
-    """Replay the first requests of a fresh engine."""
+def measure(cell: Cell, machines: Mapping[str, Machine] = MACHINES, *, reads: bool = True) -> Speed:
+    """Replay the first requests of a fresh engine; `reads` as those of `replay.Engine`."""
     machine, names = machines[cell.machine], tuple(cell.drafters.split(","))
     rows = outputs(cell.workload, cell.right, cell.tokens, REQUESTS * cell.batch, 1_000 + cell.seed)
     batches = [rows[at * cell.batch : (at + 1) * cell.batch] for at in range(REQUESTS)]
     plain = sum(fixed(machine, batches, MODEL_AT, 0))
     best = min(plain, *(sum(fixed(machine, batches, name, k)) for name in names for k in FIXED))
     follows = machine.apart > 0.0 and LOOKUP_AT in names  # a single row, between passes that go together
-    own = sum(map(Engine(machine, names, seed=cell.seed, error=1.15, follows=follows).run, batches))
+    engine = Engine(machine, names, seed=cell.seed, error=1.15, follows=follows, reads=reads)
+    own = sum(map(engine.run, batches))
     return Speed(best / own, plain / own)
 
 
@@ -163,10 +164,11 @@ def main() -> None:
     parser.add_argument("--worst", type=int, default=10, help="cells that are listed")
     parser.add_argument("--constants", action="store_true", help="halve and double each tuned constant")
     parser.add_argument("--nearly", action="store_true", help="machines where a model nearly pays")
+    parser.add_argument("--sampled", action="store_true", help="requests of which a model reads nothing beforehand")
     args = parser.parse_args()
     console, machines = Console(width=140), NEARLY if args.nearly else MACHINES
     all_cells = list(cells(args.tokens, args.batches, args.seeds, nearly=args.nearly))
-    found = {cell: measure(cell, machines) for cell in all_cells}
+    found = {cell: measure(cell, machines, reads=not args.sampled) for cell in all_cells}
     console.print(summary("the first six requests of an engine", found))
     for cell, speed in sorted(found.items(), key=lambda pair: pair[1])[: args.worst]:
         console.print(f"{speed.best:.3f}  ÷ plain {speed.plain:.2f}  {cell}", highlight=False)
@@ -178,7 +180,10 @@ def main() -> None:
                 for value in (usual / 2, usual * 2):
                     setattr(home, name, type(usual)(value))
                     console.print(
-                        summary(f"{module}.{name} = {value:g}", {cell: measure(cell, machines) for cell in all_cells})
+                        summary(
+                            f"{module}.{name} = {value:g}",
+                            {cell: measure(cell, machines, reads=not args.sampled) for cell in all_cells},
+                        )
                     )
                 setattr(home, name, usual)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from foretoken.drafters.base import READ
 from foretoken.models.widths import PassWidths
 from foretoken.policy.acceptance import LOOKUP, MODEL, Kind
 from foretoken.policy.copies import Copies
@@ -239,6 +240,7 @@ class Engine:
         error: factor by which calibration errs on what positions cost.
         reproducible: of its requests.
         assumed: what is assumed of costs for these; None for what the bytes alone say.
+        reads: the model tells before hopes and looks what it foresees of the output so far, as with greedy requests.
     """
 
     machine: Machine
@@ -248,6 +250,7 @@ class Engine:
     reproducible: bool = False
     assumed: Costs | None = None
     follows: bool = False
+    reads: bool = False
     kinds: dict[str, Kind] = field(default_factory=lambda: {LOOKUP_AT: LOOKUP, MODEL_AT: MODEL})
 
     def __post_init__(self) -> None:
@@ -326,8 +329,15 @@ class Engine:
                     offers.append(Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match))
                 requests[row].emitted = at
                 lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
-                rows.append(Row(requests[row], room, lags, offers))
+                told = self.reads and len(batch) == 1 and min(lags[0] - 1, at) >= READ
+                models = frozenset(range(len(self.drafters))) if told else frozenset()
+                rows.append(Row(requests[row], room, lags, offers, reads=models))
             held = policy.choose(rows, self.passes.told, len(resting))
+            if rows and rows[0].reading:
+                row, at = rows[0], live[0]
+                spent, unseen[at] = spent + self._read(batch[at], row), 1
+                rows = [Row(row.request, row.room, [1] * len(self.drafters), row.offers)]
+                held = policy.choose(rows, self.passes.told, len(resting))
             prices = policy.prices(rows[0], 0.0) if self._is_steady(rows, resting) else None
             positions, asked, lag, longest, emitted = len(resting), 0, 0, 0, []
             if self.follows and len(batch) == 1 and resting and not rows:
@@ -407,6 +417,14 @@ class Engine:
         if shadow and told is not None:
             policy.passed(requests[0], shadow, told)
         return spent
+
+    def _read(self, one: Output, row: Row) -> float:
+        """Milliseconds in which the model of a choice tells what it foresees, as `drafters.cascade_rounds` has it."""
+        at, lag = row.request.emitted, row.lags[0]
+        took = self.machine.draft(1, 1, lag)
+        right = one.right[at - min(lag - 1, at, READ) : at]
+        self.policy.lessons.read(row.request, row.chosen.drafter, right, self.measured(took), lag)
+        return took
 
     def _is_steady(self, rows: list[Row], resting: list[int]) -> bool:
         return len(rows) == 1 and not resting

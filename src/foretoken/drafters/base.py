@@ -20,6 +20,9 @@ from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
+READ = 16
+"""Tokens of an output of which a model tells at most whether it foresees them (`Drafter.read`)."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -176,6 +179,25 @@ class Drafter(PlainRounds, ABC):
             A row for each sequence of the batch. The engine checks what a drafter of your own returns
             (`foretoken.draft.check_proposal`).
         """
+
+    def reads(self, batch: Batch) -> bool:
+        """Whether the drafter can `read` the single row of a batch; by default it can't."""
+        return False
+
+    def read(self, batch: Batch, most: int) -> list[bool]:
+        """Read what the drafter has not seen of a single row, to tell whether it is of use before it drafts.
+
+        Only where it `reads` the row.
+
+        Args:
+            batch: of that row.
+            most: of how many tokens of the output, the last ones, it is to be told whether the drafter foresees them.
+
+        Returns:
+            Of each of these that it had not seen, whether it would have drafted that token there; empty where it can't
+            tell, as with scores that are no numbers.
+        """
+        return []
 
     def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
         """Rounds of a single row, in place of as many calls of `propose`, `observe` and `observe_seconds`.

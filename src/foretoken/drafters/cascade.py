@@ -15,7 +15,16 @@ from foretoken.draft import Draft, no_draft
 from foretoken.drafters.base import Batch, Drafter, NoDrafter, proposal
 from foretoken.drafters.cascade_costs import Assumed
 from foretoken.drafters.cascade_rests import CascadeRests
-from foretoken.drafters.cascade_rounds import Round, Saved, Sleep, State, barred_in, kinds_of, offers_of
+from foretoken.drafters.cascade_rounds import (
+    Round,
+    Saved,
+    Sleep,
+    State,
+    barred_in,
+    kinds_of,
+    offers_of,
+    read_before,
+)
 from foretoken.drafters.cascade_steady import SteadyRounds
 from foretoken.drafters.chains import extended, in_one_call, joined
 from foretoken.drafters.given_length import of_length
@@ -205,7 +214,12 @@ class Cascade(CascadeRests):
             for index in awake:
                 rows[index].calls = sizes if whole[index] else by_step
             self.policy.drafts_in(sizes if all(whole) else by_step)
-        width = self.policy.choose(free, passes, size - len(free))
+        width, reading = self.policy.choose(free, passes, size - len(free)), 0.0
+        if size == 1 and rows[0].reading:
+            model = self.drafters[rows[0].chosen.drafter]
+            reading = read_before(model, self.policy, batch, states[0], rows[0], self.clock)
+            rows[0] = states[0].row(batch, 0, limits[0], offered[0], self.drafters)
+            width = self.policy.choose(rows, passes)
         if len(self.drafters) < 2 and any(exact):
             for row, is_exact, limit in zip(rows, exact, limits, strict=True):
                 if is_exact:
@@ -215,7 +229,7 @@ class Cascade(CascadeRests):
             if row.chosen.drafter >= 0:
                 turns[row.chosen.drafter][index] = True
         current = self._round = Round(list(batch.sequences), rows, awake, offered, turns, asked, copied=copied)
-        current.deciding = self.clock() - begun - copied + self._learning
+        current.deciding, current.reading = self.clock() - begun - copied - reading + self._learning, reading
         for at, drafter in enumerate(self.drafters):
             if not self.free[at]:
                 drafts[at] = self._ask(at, drafter, batch, current, states)
@@ -354,7 +368,7 @@ class Cascade(CascadeRests):
             return self._over_alone(now)
         self._sleep.tell(self.policy)
         if seconds is not None:
-            seconds = max(seconds - sum([call[4] for call in now.calls]) - now.copied, 0.0)
+            seconds = max(seconds - sum([call[4] for call in now.calls]) - now.copied - now.reading, 0.0)
         rows, start = [now.rows[row] for row in now.awake], self.clock()
         beside, measured = len(now.sequences) - len(rows), (now.calls, seconds, now.copied)
         self.policy.lessons.learn(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field
 from weakref import ref
 
 from foretoken.draft import Draft
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.drafters.base import READ, Batch, Drafter
 from foretoken.models.widths import PassWidths
 from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
@@ -74,15 +75,19 @@ class State:
             drafters: of the cascade.
         """
         sequence = batch.sequences[row]
-        self.request.emitted = len(sequence.tokens) - sequence.prompt_length
+        emitted = self.request.emitted = len(sequence.tokens) - sequence.prompt_length
+        lags = [self.lag(at, drafter, sequence) if drafter.models else 0 for at, drafter in enumerate(drafters)]
+        alone = len(batch.sequences) == 1
+        unread = [at for at, lag in enumerate(lags) if min(lag - 1, emitted) >= READ] if alone else ()
         return Row(
             self.request,
             room=min(limit, batch.depths[row]) if batch.depths else limit,
-            lags=[self.lag(at, drafter, sequence) if drafter.models else 0 for at, drafter in enumerate(drafters)],
+            lags=lags,
             offers=[offer for offer, _, _ in offered] if offered else (),
             trees=batch.trees[row],
             most=limit,
             barred=barred_in(batch, row, drafters),
+            reads=frozenset(at for at in unread if drafters[at].reads(batch)) if unread else frozenset(),
         )
 
     def lag(self, at: int, drafter: Drafter, sequence: Sequence) -> int:
@@ -107,6 +112,7 @@ class Round:
     changed: bool = False  # the pass is not as wide as the one before
     copied: float = 0.0  # seconds that free drafters took
     deciding: float = 0.0  # seconds that the choice took
+    reading: float = 0.0  # seconds in which a model read, see `Lessons.read`
     emitted: list[int] = field(default_factory=list)
 
     @property
@@ -120,6 +126,32 @@ class Round:
             count if row.chosen.drafter == source else row.chosen.copied if row.chosen.source == source else 0
             for count, row in zip(used, self.rows, strict=True)
         )
+
+
+def read_before(
+    drafter: Drafter, policy: Policy, batch: Batch, state: State, row: Row, clock: Callable[[], float]
+) -> float:
+    """Before a model drafts in a hope or a look, have it tell what it foresees of the output so far (`Row.reading`).
+
+    Reading costs a good part of what a draft does, and tells of as many tokens as five drafts.
+
+    Args:
+        drafter: the model.
+        policy: of the cascade, which learns from it.
+        batch: of the row.
+        state: of the row.
+        row: as it was decided; it is to be decided on anew.
+        clock: returns seconds.
+
+    Returns:
+        The seconds that it took.
+    """
+    at, start = row.chosen.drafter, clock()
+    right = drafter.read(batch, READ)
+    seconds = clock() - start
+    state.lengths[at] = len(batch.sequences[0].tokens) - 1
+    policy.lessons.read(row.request, at, right, seconds, row.lags[at])
+    return seconds
 
 
 class Sleep:

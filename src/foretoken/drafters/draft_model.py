@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.draft import Draft, first_nodes_of_row, int_tensor
-from foretoken.drafters.base import Batch, Drafter
+from foretoken.draft import Draft, chain_of_row, first_nodes_of_row, int_tensor
+from foretoken.drafters.base import READ, Batch, Drafter
 from foretoken.drafters.chains import draft_chains, draft_uniforms, draw_chains, in_one_call
 from foretoken.drafters.growth import Frontier, Grown, grow
 from foretoken.drafters.per_sequence import PerSequence
@@ -23,6 +23,7 @@ from foretoken.models.base import Cache, LanguageModel
 from foretoken.models.chain import Chains, Draws
 from foretoken.models.feed import feed
 from foretoken.models.loading import load
+from foretoken.sampling.vocabulary import best_tokens
 from foretoken.sequence import Sequence, shared_prefix_length
 from foretoken.verify.base import Verdict
 
@@ -165,6 +166,31 @@ class DraftModel(Drafter):
     def _drafts_whole(self, batch: Batch) -> bool:
         """Whether one call of the model may draft a chain."""
         return self.model.drafts_chains and self.model.vocab_size <= batch.vocab_size
+
+    def reads(self, batch: Batch) -> bool:
+        """See `Drafter`: rows whose drafts are the model's best tokens."""
+        sequence, sampler = batch.sequences[0], batch.sampler
+        chosen = sampler.all_greedy and not sampler.alters and not self.tree.branches
+        fits = self._fits_source(sequence) and len(sequence.tokens) <= self.model.max_length
+        return chosen and fits and leaves_as_is(self, DraftModel)
+
+    def read(self, batch: Batch, most: int) -> list[bool]:
+        """See `Drafter`: one pass over all that the model's cache lacks but the root."""
+        state, (sequence,) = self._recall(batch), batch.sequences
+        (known,), tokens = state.cache.lengths.tolist(), sequence.tokens
+        count = min(most, len(tokens) - 1 - known, len(tokens) - sequence.prompt_length)
+        if count < 1:
+            return []
+        unseen = _known(tokens[known:-1], self.model.vocab_size)
+        best = _best_after(self.model, state.cache, unseen[:-count], unseen[-count:], batch.vocab_size)
+        return [one == token for one, token in zip(best, tokens[-count:], strict=False)]
+
+    def warm_up(self, drawn: bool) -> None:
+        """Compile what chains need; and run the pass of `read` once, which packs weights for it."""
+        super().warm_up(drawn)
+        model = self.model
+        if not drawn and model.drafts_chains and leaves_as_is(self, DraftModel) and not self.tree.branches:
+            _best_after(model, model.open(1), [0], [0] * min(READ, model.max_length - 1), model.vocab_size)
 
     def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
         """Chains that one call of the model drafts; None where it takes steps, and for trees."""
@@ -318,6 +344,19 @@ class _RowChains(RowRounds):
 def _known(tokens: list[int], size: int) -> list[int]:
     """The tokens; ids that only the target's vocabulary has, padded to more than the drafter's `size`, become 0."""
     return [token if token < size else 0 for token in tokens]
+
+
+def _best_after(model: LanguageModel, cache: Cache, before: list[int], tokens: list[int], size: int) -> list[int]:
+    """Append tokens to a cache of one row; the best ones below `size` after each of `tokens`, none for bad scores."""
+    if model.prefills_with_decode:
+        cache.defer_prefill([before])
+    else:
+        feed(model, cache, [before])
+    count = len(tokens)
+    logits = model.forward(int_tensor([tokens]), *chain_of_row(count), cache).logits
+    cache.commit(*first_nodes_of_row(count, count))
+    assert logits is not None
+    return best_tokens(logits[..., :size]) or []
 
 
 def _longest_prefix(sequence: Sequence, cached: AbstractSequence[tuple[int, Sequence, int]]) -> tuple[int, int | None]:

@@ -152,6 +152,11 @@ class EngineRates:
         """Whether it has drafted, and is at least as probably of use as before its first draft."""
         return self.judged > 0 and self.use >= 1.0 - self.kind.useless
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it has not drafted, or was wrong so far, but is of use more probably than not."""
+        return not self.was_useful and self.use >= 0.5
+
     def hazards(self, level: int, count: int, emitted: int = BEGINNING) -> list[float]:
         """Rejection rates of `count` levels, from `level` (1, 2, …) on, after `emitted` tokens of output."""
         hazards = self._hazards
@@ -178,20 +183,20 @@ class EngineRates:
         """Expected accepted tokens of a tree of so many nodes."""
         return self.kind.accepted(nodes) * self.all.of(1.0, KIND_WEIGHT)
 
-    def record(self, level: int, tried: int, accepted: int, emitted: int = BEGINNING) -> None:
+    def record(self, level: int, tried: int, accepted: int, emitted: int = BEGINNING, weight: float = 1.0) -> None:
         """Learn from a chain from this level on: of `tried` tokens that were judged, the first `accepted` are right."""
         self._hazards = []
         self.judged += 1
         if self.kind.useless:
-            more = -log(_HARD) if accepted == 0 else log(_RIGHT / (1.0 - _HARD))
+            more = weight * (-log(_HARD) if accepted == 0 else log(_RIGHT / (1.0 - _HARD)))
             self._odds = min(max(self._odds + more, -2.0 * _SURE), _SURE)
         expected = 0.0
         for depth in range(min(accepted + 1, tried)):
             at = min(level - 1 + depth, LEVELS - 1)
             hazard = self._shipped[at] * (self.kind.beginning if emitted + depth < BEGINNING else 1.0)
-            self._levels[at].add(float(depth == accepted), hazard, ENGINE_MEMORY)
+            self._levels[at].add(weight * (depth == accepted), weight * hazard, ENGINE_MEMORY)
             expected += hazard
-        self.all.add(float(accepted < tried), expected, ENGINE_MEMORY)
+        self.all.add(weight * (accepted < tried), weight * expected, ENGINE_MEMORY)
 
 
 class Acceptance:
@@ -203,10 +208,11 @@ class Acceptance:
     Attributes:
         engine: these rates.
         judged: how many chains were recorded.
+        readings: how often the drafter told which tokens of the output it foresees (`Lessons.read`).
     """
 
     def __init__(self, engine: EngineRates) -> None:
-        self.engine = engine
+        self.engine, self.readings = engine, 0
         self._all = Factor()
         self._by_match: dict[int, Factor] = {}
         self.judged = 0
@@ -237,7 +243,7 @@ class Acceptance:
         """Expected accepted tokens of a tree of so many nodes."""
         return self.engine.kind.accepted(nodes) * self._all.of(self.engine.all.of(1.0, KIND_WEIGHT), REQUEST_WEIGHT)
 
-    def record(self, tried: int, accepted: int, match: int = 0, emitted: int = BEGINNING) -> None:
+    def record(self, tried: int, accepted: int, match: int = 0, emitted: int = BEGINNING, weight: float = 1.0) -> None:
         """Learn from a chain.
 
         Args:
@@ -245,6 +251,7 @@ class Acceptance:
             accepted: the first of these, as many as are right.
             match: as for `reach`.
             emitted: tokens of the output before the chain.
+            weight: of the chain for other requests.
         """
         if tried > 0:
             self.judged += 1
@@ -252,7 +259,7 @@ class Acceptance:
             expected = sum(self.engine.hazards(level, min(accepted + 1, tried), emitted))
             for one in (self._all, *((self._by_match.setdefault(match, Factor()),) if match else ())):
                 one.add(float(accepted < tried), expected, REQUEST_MEMORY)
-            self.engine.record(level, tried, accepted, emitted)
+            self.engine.record(level, tried, accepted, emitted, weight)
 
     def record_tree(self, nodes: int, accepted: int) -> None:
         """Learn from a tree: how many nodes it had, and how many were accepted."""

@@ -128,6 +128,23 @@ class Missed:
         return self._left <= 0
 
 
+def would_gain(right: Sequence[bool], length: int, took: float) -> float:
+    """Plain rounds that drafts would have gained on tokens of an output that were emitted without them.
+
+    Args:
+        right: of each token, whether the drafter foresees it.
+        length: tokens of each draft.
+        took: time of a round with such a draft, in plain rounds.
+    """
+    at = rounds = 0
+    while at < len(right):
+        rounds, end = rounds + 1, min(at + length, len(right))
+        while at < end and right[at]:
+            at += 1
+        at += 1  # the target's own token
+    return at - rounds * took
+
+
 class Look:
     """When a drafter that does not pay is tried again, in a round that is called a look.
 

@@ -17,6 +17,7 @@ from foretoken.policy.copies import Copies, prefixes
 from foretoken.policy.costs import Costs, Table
 from foretoken.policy.options import Chains, Joint, Option, Worths, may_pay, of_rounds
 from foretoken.policy.request import LARGEST, LONGEST, NODES, PLAIN, Choice, Row
+from foretoken.policy.trials import hope, look, may_hope
 from foretoken.policy.widths import Widths, widths_from
 
 
@@ -35,6 +36,12 @@ class Decision:
         by_itself: the request is reproducible: it depends on no other request and on no clock.
 
     Attributes:
+        count: rows of the pass.
+        table: what passes over so many rows cost.
+        apart: seconds that a round of one pass takes longer than plain passes that go together.
+        rho: ρ.
+        rho_model: likewise, of drafts of models.
+        affordable: seconds that each of the two accounts can pay for.
         width: least width of the pass; 0 for any.
         beyond: whether the rows are too many for any model to pay (`may_pay`).
     """
@@ -53,7 +60,7 @@ class Decision:
     ) -> None:
         self.rows, self.kinds, self.extends, self.beyond = rows, kinds, extends, False
         self.costs: Costs = rows[0].request.costs
-        self._by_itself = by_itself
+        self.by_itself = by_itself
         count = self.count = len(rows) + beside
         self.table: Table = self.costs.table(count, LARGEST)
         plain, apart = self.table.plain, self.table.apart
@@ -86,12 +93,12 @@ class Decision:
             )
             models = () if self.beyond else models
         self._chains = Chains()
-        self._drafts = {at: self._options(at) for at in models}
+        self._drafts = {at: self.options(at) for at in models}
         models_pace = self._pace_of_models(self._drafts)
         if models_pace <= 1.0:
             begins = any(row.request.emitted < BEGINNING for row in rows)
-            later = {at: self._options(at, BEGINNING) for at in models if begins}
-            hopes = {at: self._options(at, hoping=True) for at in models if self._may_hope(at)}
+            later = {at: self.options(at, BEGINNING) for at in models if begins}
+            hopes = {at: self.options(at, hoping=True) for at in models if may_hope(self, at)}
             pays_later = self._pace_of_models(later) > 1.0 or self._pace_of_models(hopes) > 1.0
             for row in rows:
                 row.hopeless = max(BEGINNING - 1 - row.request.emitted, 0) if pays_later else sys.maxsize
@@ -99,7 +106,7 @@ class Decision:
         self.rho = pace * count / plain  # ρ
         # These tokens are emitted in any case: a pace that no choice reaches here would only favour plain rounds.
         self.rho_model = max(pace if count > 1 else self.base, models_pace, alone) * count / plain
-        self._affordable = [guard.balance * plain - apart for guard in rows[0].request.guards]
+        self.affordable = [guard.balance * plain - apart for guard in rows[0].request.guards]
         self.decide(widths, charged)
 
     def decide(self, widths: tuple[Widths, int, int] | None, charged: int) -> None:
@@ -108,29 +115,33 @@ class Decision:
         fitting = widths if self.costs.change > 0.0 else None
         self.copies = [[Copies.of(row, offer) for offer in row.offers] for row in rows]
         joints = self._copied(fitting=fitting is not None)
-        with_models = [joint for drafter, each in options.items() for joint in self._with_model(drafter, each)]
+        with_models = [joint for drafter, each in options.items() for joint in self.with_model(drafter, each)]
         best = self._fitting(joints, with_models, *fitting, charged) if fitting else self._best(joints, with_models)
-        value = best.worth - best.rho * (self._extra(best) + apart - self.apart)
+        value = best.worth - best.rho * (self.extra(best) + apart - self.apart)
         for row, choice in zip(rows, best.choices, strict=True):
-            row.chosen, row.price = choice, self.rho * self.table.extra[choice.copied or choice.tokens]
+            row.reading, row.chosen, row.price = (
+                False,
+                choice,
+                self.rho * self.table.extra[choice.copied or choice.tokens],
+            )
             row.lasts = self.apart == apart or value >= 0.0
         if options and not any(choice.tokens and choice.drafter in options for choice in best.choices):
             for drafter, each in options.items():
-                if self._hope(drafter) or self._look(drafter, each):
+                if hope(self, drafter) or look(self, drafter, each):
                     return
 
     def _best(self, copied: list[Joint], with_models: list[Joint]) -> Joint:
         """The best option where every pass is only as wide as its tokens."""
         best, most = copied[0], 0.0
-        for joints, affordable in zip((copied, with_models), self._affordable, strict=True):
+        for joints, affordable in zip((copied, with_models), self.affordable, strict=True):
             for joint in joints:
-                extra = self._extra(joint)
+                extra = self.extra(joint)
                 value = joint.worth - joint.rho * extra
                 if value > most and extra + joint.spent <= affordable:
                     best, most = joint, value
         return best
 
-    def _extra(self, joint: Joint) -> float:
+    def extra(self, joint: Joint) -> float:
         """Seconds that a pass takes longer than a plain one, without padding."""
         return sum([self.table.extra[choice.tokens + choice.copied] for choice in joint.choices])
 
@@ -157,19 +168,19 @@ class Decision:
                     joint = joints.pop()  # the next one that fits
                     if here is None or joint.worth > here.worth:
                         bests[kind] = here = joint
-                if here is not None and padded + here.spent <= self._affordable[kind]:
+                if here is not None and padded + here.spent <= self.affordable[kind]:
                     net = here.worth - here.rho * extra
                     if net > value:
                         best, value = here, net
             if best is none and width > narrowest:
-                if padded > self._affordable[charged]:
+                if padded > self.affordable[charged]:
                     continue
                 value -= SHARE  # padding alone costs something, even where measurements say that it does not
             values[width], serving[width] = value, best
         self.width = widths.next(values, last, rho * change)
         return serving[self.width]
 
-    def _options(self, drafter: int, emitted: int | None = None, *, hoping: bool = False) -> list[list[Option]]:
+    def options(self, drafter: int, emitted: int | None = None, *, hoping: bool = False) -> list[list[Option]]:
         """Of each row, the options of a model; with `emitted`, as after so many tokens of output."""
         found: list[list[Option]] = []
         worths: Sequence[Worths | None] = self.worths or [None] * len(self.rows)
@@ -206,7 +217,7 @@ class Decision:
                 rows the best ones with so many tokens a row at most. Else only what pays in each row by itself.
         """
         rows, extra, rho = self.rows, self.table.extra, self.rho
-        limit, change = self._affordable[0] / len(rows), self.costs.change / self.count if fitting else 0.0
+        limit, change = self.affordable[0] / len(rows), self.costs.change / self.count if fitting else 0.0
         alone, one_pass = (self.table.plain + self.table.apart) / self.count, rho * self.apart
         joints = [Joint(0, 0.0, rho, 0.0, [PLAIN] * len(rows))]
         drafted: list[tuple[int, int, float, Choice]] = []  # tokens, row, what they are worth, and the choice
@@ -244,7 +255,7 @@ class Decision:
                 joints.append(Joint(total, worth, rho, 0.0, choices))
         return joints
 
-    def _with_model(self, drafter: int, options: list[list[Option]]) -> list[Joint]:
+    def with_model(self, drafter: int, options: list[list[Option]]) -> list[Joint]:
         """Options where a model drafts in some rows.
 
         Rows share its calls, which take as long as the longest draft. So the limit rises for all rows together, and
@@ -297,53 +308,3 @@ class Decision:
             total = sum(choice.total for choice in own)
             joints.append(Joint(total, sum(worths) - rho * (call + self.apart), rho, call + lag, [*own]))
         return joints
-
-    def _may_hope(self, drafter: int) -> bool:
-        """Whether a single row may draft by an upper confidence bound of a model's acceptance."""
-        request, rates = self.rows[0].request, self.rows[0].request.acceptance[drafter].engine
-        # Of a model of which nothing is known a reproducible request has a look.
-        useful = rates.was_useful if rates.judged or self._by_itself else not request.too_early(drafter)
-        return self.count == 1 and useful and not self.kinds[drafter].trees and request.guards[1].hopes > 0.0
-
-    def _payable(self, part: float) -> float:
-        """Seconds that a model's draft may cost if this part of its account, in plain rounds, pays for it."""
-        return min(self._affordable[1], part * self.table.plain - self.apart)
-
-    def _hope(self, drafter: int) -> bool:
-        """Let a single row draft with a model that would pay by its upper confidence bound; returns whether it does."""
-        row, most = self.rows[0], 0.0
-        if row.chosen.tokens or not self._may_hope(drafter):
-            return False
-        payable = self._payable(row.request.guards[1].hopes)
-        for joint in self._with_model(drafter, self._options(drafter, hoping=True)):
-            extra, change = self._extra(joint), 2.0 * self.costs.change  # to another width of passes, and back
-            value = joint.worth - joint.rho * extra
-            if value > most and extra + joint.spent + change <= payable:
-                row.chosen, row.request.hoping, most = joint.choices[0], True, value
-                row.price = self.rho * self.table.extra[row.chosen.copied or row.chosen.tokens]
-        return most > 0.0
-
-    def _look(self, drafter: int, options: list[list[Option]]) -> bool:
-        """Let one row draft with a model that does not pay, if a look is due; returns whether one does."""
-        due = [
-            (row.lags[drafter], at)
-            for at, row in enumerate(self.rows)
-            if row.request.may_look(drafter, by_itself=self._by_itself) and not row.chosen.tokens and options[at]
-        ]
-        spare = self.rows[0].request.guards[1].spare
-        if not due or spare <= 0.0:
-            return False
-        (lag, at), costs = min(due), self.costs.drafters[drafter]
-        # A reproducible request learns nothing from others: one look may be all that it has, and may owe something.
-        payable = self._affordable[1] if self._by_itself else self._payable(spare)
-        share, best, most = (1.0 + costs.row * (len(self.rows) - 1)) / len(self.rows), 0, 0.0
-        for length, accepted, *_ in options[at][:3]:
-            call, extra = self.table.calls[drafter][length], self.table.extra[length]
-            # No look where the draft would not pay even if every token were accepted, in all rows.
-            hopeful = length > self.rho_model * (extra + call * share + self.apart / self.count)
-            value = accepted - self.rho_model * (extra + call)
-            if hopeful and extra + call + costs.lag * lag <= payable and (not best or value > most):
-                best, most = length, value
-        if best:
-            self.rows[at].chosen, self.rows[at].request.looking = Choice(drafter, best), True
-        return best > 0

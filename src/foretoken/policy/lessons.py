@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from math import exp
 
 from foretoken.policy.acceptance import PREDICTION, Kind
-from foretoken.policy.account import PACE, SHARE, Guard
+from foretoken.policy.account import CREDIT, PACE, SHARE, Guard, would_gain
 from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.following import change_of
 from foretoken.policy.lines import LONGER
-from foretoken.policy.request import Request, Row, fell_behind, miss, planned_alone
+from foretoken.policy.request import LARGEST, LENGTHS, Request, Row, fell_behind, miss, planned_alone
 from foretoken.policy.rests import Rests
 from foretoken.policy.steady import Told
 
 _HEARD = 16
 """Of so many plain rounds in which all rows rest, one refines the costs: learning takes most of the time in them."""
+
+_READING = 2.0
+"""Drafts that one reading of a model counts as for other requests, at most: tokens of a passage are alike, and the next
+request is another passage. In replays of a model that is right for nine tokens of ten behind one request in which it is
+right for none, it had 0.86 of the best fixed length with 1, 0.83 with 2, 0.75 with 4; a useless one lost 2.9, 2.7
+and 2.5% of the time."""
 
 
 def is_heard(number: int) -> bool:
@@ -94,6 +100,43 @@ class Lessons:
             costs.together.took(rows, each * exp(costs.drift.value), passes)
             costs.together.record(rows, each / costs.target(rows), passes, costs.drift)
             self._several = True
+
+    def read(self, request: Request, drafter: int, right: Sequence[bool], seconds: float, lag: int) -> None:
+        """Learn what a model foresees of tokens that were emitted without it, before it drafts in a hope or a look.
+
+        They count as the chains that it would have drafted, each of which ends with its first wrong token; each
+        further reading of an output counts half as much for other requests. What drafts would have gained is given to
+        what hopes may lose, and to the account of models as soon as it is `EARNED`.
+
+        Args:
+            request: of a single row.
+            drafter: the model's index.
+            right: of the last tokens of the output, whether it foresees them.
+            seconds: that it took to read these, and all that it had not seen.
+            lag: how many tokens it had not seen.
+        """
+        costs, acceptance, begin = self.costs, request.acceptance[drafter], request.emitted - len(right)
+        took, guard = min(seconds * exp(-costs.drift.value), LONGER * costs.draft(drafter, 1, 1, lag)), self.guards[1]
+        looked = request.looking and guard.spare >= guard.hopes  # hopes pay where looks can't
+        guard.settle(took / costs.plain(1), 0.0, looked=looked, hoped=not looked)
+        wrong = [at for at, foreseen in enumerate(right) if not foreseen]
+        ends = [*wrong, len(right)] if not wrong or wrong[-1] + 1 < len(right) else wrong
+        first, weight = 0, min(_READING / (max(len(ends), 1) * 2**acceptance.readings), 1.0)
+        for end in ends if right else ():
+            tried = min(end + 1, len(right)) - first
+            acceptance.record(tried, end - first, 0, begin + first, weight)
+            first = end + 1
+        acceptance.readings += 1
+        if right:
+            table = costs.table(1, LARGEST)
+            each, calls = table.plain + table.apart, table.calls[drafter]
+            rounds = ((length, (each + table.extra[length] + calls[length]) / table.plain) for length in LENGTHS)
+            gain = max(would_gain(right, *one) for one in rounds)
+            guard.miss(gain)
+            guard.hopes = min(guard.hopes + max(gain, 0.0), CREDIT)
+        if request.looking:
+            request.looks[drafter].found(False, request.rounds)
+        request.looking = request.hoping = False
 
     def learn(
         self,

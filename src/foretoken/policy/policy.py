@@ -16,10 +16,11 @@ and the estimates are, requests that would take T plain rounds lose at most
     SHARE T + CREDIT + G
 
 plain rounds by each of two accounts from an engine's first request on, and with `HELD` in place of `CREDIT` from any
-later one on: one of free drafters, one of models. For models G is `GRANT` for each request. For free drafters it is
-what drafts would have gained that the account could not pay for (`Missed`, `Lead.missed`): it is above 0 only where
-more drafts would have been faster. Of a batch the row counts that has fallen behind plain decoding most
-(`fell_behind`): drafts that speed one request up slow all others down.
+later one on: one of free drafters, one of models. For models G is `GRANT` for each request, and what drafts would have
+gained of tokens that a model has read (`Lessons.read`). For free drafters it is what drafts would have gained that the
+account could not pay for (`Missed`, `Lead.missed`). Both are above 0 only where more drafts would have been faster. Of
+a batch the row counts that has fallen behind plain decoding most (`fell_behind`): drafts that speed one request up slow
+all others down.
 
 Plain rounds that are padded because of drafts, and passes that get narrower after them, are charged to the account that
 drafted last, unless a prompt was in the wide pass. Free drafters take time in every row for which they are asked, and a
@@ -33,12 +34,9 @@ counts up to `LONGER` times its planned time: beyond that it is other work on th
 about a size prepares kernels and memory, once: it is learnt from only if it takes less than planned, and charged no
 more than planned. Else a few would use up the account of models.
 
-Exploration. A model that was right before, or of which nothing is known behind an output's beginning, is tried in a
-single plain row by an upper confidence bound of its acceptance, a hope (`acceptance.HOPE`). All hopes lose `SHARE` T +
-`HOPES` at most, besides what they gained before. Where no model pays, models are also tried in looks: once due in each
-request, and then at intervals that double. A look costs a round of few tokens in one row, and the model's lag; what
-looks may lose has to pay for it. So all looks lose `SHARE` T + `LOOKS` at most, and those of a reproducible request one
-look more. Drafts of free drafters are compared with the output in every round in which they are made, verified or not.
+Exploration. Models that do not pay by their estimates are tried in hopes and looks (`trials`), which lose
+2 `SHARE` T + `HOPES` + `LOOKS` at most, and G. Drafts of free drafters are compared with the output in every round in
+which they are made, verified or not.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ from foretoken.policy.following import Following, change_of
 from foretoken.policy.lessons import Lessons
 from foretoken.policy.request import LARGEST, LONGEST, Request, Row
 from foretoken.policy.rests import Rests
-from foretoken.policy.steady import KEPT, MODELS, MOST, Kept, Prices
+from foretoken.policy.steady import KEPT, MOST, Kept, Prices
 from foretoken.policy.widths import Widths
 
 
@@ -307,17 +305,17 @@ class Policy:
         if model:
             if request.looking or not row.lasts:
                 return None
-            tokens, guard, most = chosen.tokens, self.guards[1], MODELS
+            tokens, guard = chosen.tokens, self.guards[1]
             lost = table.extra[tokens] + table.calls[chosen.drafter][tokens]
             acceptance = request.acceptance[chosen.drafter]
-            seen = acceptance.judged + min((acceptance.engine.judged - acceptance.judged) // 2, MODELS)
+            seen = acceptance.judged + min((acceptance.engine.judged - acceptance.judged) // 2, MOST)
         elif not request.asked or not request.copying.earns or request.missed is not None or row.refused:
             return None
         else:
-            guard, most, seen = self.guards[0], MOST, request.rounds
+            guard, seen = self.guards[0], request.rounds
             lost = table.extra[LONGEST] + table.asking[0]
         spare = min(guard.balance, guard.hopes) if request.hoping else guard.balance
-        rounds = min(most, int(spare * table.plain / max(lost + table.apart, 1e-9)), seen // 2)
+        rounds = min(MOST, int(spare * table.plain / max(lost + table.apart, 1e-9)), seen // 2)
         return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None
 
     def judge(self, request: Request, drafter: int, tried: int, accepted: int, match: int = 0) -> None:

@@ -167,7 +167,9 @@ class Row:
         barred: drafters that may not be asked.
         calls: of each drafter, the sizes of its calls in this row (`DrafterCosts.sizes`); empty to leave these as they
             were.
+        reads: drafters that can tell, before they draft, which tokens of the output they foresee (`Lessons.read`).
         chosen: the choice; this and the following are filled by `Policy.choose`.
+        reading: the drafter of the choice is to tell that first; then the row is to be decided anew.
         weight: what a token of the row is worth.
         alone: the best choice without a model.
         gain: expected gain of `alone` over a plain round of one pass, in tokens.
@@ -189,7 +191,9 @@ class Row:
     most: int = LARGEST
     barred: frozenset[int] = frozenset()
     calls: Sequence[tuple[int, ...]] = ()
+    reads: frozenset[int] = frozenset()
     chosen: Choice = PLAIN
+    reading: bool = False
     weight: float = 1.0
     alone: Choice = PLAIN
     gain: float = 0.0
