@@ -158,7 +158,7 @@ class Cascade(CascadeRests):
         self.policy.costs.measure(target, drafters, change, together)
 
     def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
-        """Rounds that are decided like an earlier one, in which a model drafts."""
+        """Rounds that are decided like an earlier one."""
         if self._steady is None or not leaves_as_is(self, Cascade):
             return None
         self._followed, ended = None, partial(self._saved.after, self.policy)
@@ -275,7 +275,7 @@ class Cascade(CascadeRests):
             wanted = list(map(min, wanted, batch.depths))
         draft = proposal(drafter, batch, wanted)
         if draft.width:
-            for row, made in enumerate(offers_of(drafter, at, draft, batch.sequences)):
+            for row, made in enumerate(offers_of(drafter, at, draft.listed, batch.sequences)):
                 offered[row] += made
         return draft
 

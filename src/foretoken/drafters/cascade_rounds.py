@@ -7,7 +7,7 @@ from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field
 from weakref import ref
 
-from foretoken.draft import Draft
+from foretoken.draft import Listed
 from foretoken.drafters.base import READ, Batch, Drafter
 from foretoken.models.widths import PassWidths
 from foretoken.policy import store
@@ -286,7 +286,7 @@ def barred_in(batch: Batch, row: int, drafters: AbstractSequence[Drafter]) -> fr
 
 
 def offers_of(
-    drafter: Drafter, at: int, draft: Draft, sequences: AbstractSequence[Sequence]
+    drafter: Drafter, at: int, draft: Listed, sequences: AbstractSequence[Sequence]
 ) -> list[list[tuple[Offer, list[int], list[int]]]]:
     """What a free drafter has drafted in each row, if anything: the offer, its tokens and its parents.
 
@@ -296,13 +296,13 @@ def offers_of(
         draft: of all rows.
         sequences: of the rows.
     """
-    tokens, parents, counts = draft.listed
+    tokens, parents, counts = draft
     found: list[list[tuple[Offer, list[int], list[int]]]] = [[] for _ in sequences]
     for row, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
         if count:
             reach = drafter.estimates[sequence] if drafter.estimates is not None else []
             match = min(drafter.matches[sequence], LONGEST) if drafter.matches is not None else 0
-            chain = draft.is_chain or parents[row][:count] == list(range(count))
+            chain = parents[row][:count] == list(range(count))
             offer = Offer(at, min(count, LARGEST), match, tuple(reach[:count]), chain)
             found[row].append((offer, tokens[row][:count], parents[row][:count]))
     return found

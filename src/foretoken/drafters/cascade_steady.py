@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
+from typing import TypeVar
 from weakref import ref
 
 from torch import Tensor
 
-from foretoken.draft import Draft
+from foretoken.draft import Draft, Listed
 from foretoken.drafters.base import Batch, Drafter, proposal
 from foretoken.drafters.cascade_rounds import barred_in, offers_of
 from foretoken.drafters.chains import first_nodes
 from foretoken.drafters.judging import follow
-from foretoken.drafters.row_rounds import RowRounds
+from foretoken.drafters.row_rounds import Drafted, RowRounds
 from foretoken.models.chain import Chains
 from foretoken.models.widths import PassWidths
 from foretoken.policy.copies import Copies
@@ -22,6 +23,9 @@ from foretoken.policy.request import LONGEST, Offer, Row
 from foretoken.policy.steady import Prices, Told
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
+
+Made = TypeVar("Made", Draft, Chains)
+"""How a drafter drafts: in a round by itself, or in rounds that go together."""
 
 
 class SteadyRounds:
@@ -102,48 +106,60 @@ class SteadyRounds:
         if len(self._told) < 2 or any(one.tokens for one in self._told[-2:]):
             return True
         self.tell()  # a passage without copies has begun: plain rounds of several passes may pay more
-        return self._row.request.copying.earns
+        if not self._row.request.copying.earns:
+            self._left = 0
+        return self._left > 0
 
     def propose(self, batch: Batch, most: int, widths: PassWidths | None) -> Draft:
         """The draft that pays most at these prices."""
-        if self._prices.tokens:
-            return self._ask(batch, min(most, self._prices.tokens), widths)
+        batch = self._priced(batch)
+
+        def ask(limit: int) -> tuple[Draft, Listed]:
+            draft = proposal(self._drafter, batch, [limit])
+            return draft, draft.listed
+
+        draft = self._begin(batch.sequences[0], most, widths, ask)
+        return draft if self._prices.tokens else first_nodes(draft, [self._tokens], self._tokens)
+
+    def _priced(self, batch: Batch) -> Batch:
+        """The round with what copies have to be worth."""
+        return batch if self._prices.tokens else batch.with_least(self._least)
+
+    def _begin(
+        self, sequence: Sequence, most: int, widths: PassWidths | None, ask: Callable[[int], tuple[Made, Listed]]
+    ) -> Made:
+        """Begin a round: have a model draft, or choose how many tokens of a copy are verified.
+
+        Args:
+            sequence: of the row.
+            most: draft tokens that the round may have.
+            widths: of the target's passes.
+            ask: makes a draft of up to so many tokens, also as lists.
+        """
+        tokens, request, width = self._prices.tokens, self._row.request, 0
+        if tokens:
+            length = len(sequence.tokens)
+            request.asked, request.emitted = False, length - sequence.prompt_length
+            self._lengths[self._at] = length
         start = self._clock()
-        made = proposal(self._drafter, batch.with_least(self._least), [min(most, LONGEST)])
-        (self._offered,) = offers_of(self._drafter, 0, made, batch.sequences)
-        drafted = self._clock()
-        width = self._choose(most, widths)
-        draft = first_nodes(made, [self._tokens], self._tokens)
-        self._positions, self._changed = 1 + self._tokens, False
+        made, listed = ask(min(most, tokens or LONGEST))
+        if tokens:
+            self._call, self._deciding = self._clock() - start, 0.0
+            self._tokens, self._drafted = min(most, tokens), listed.counts[0]
+        else:
+            (self._offered,) = offers_of(self._drafter, 0, listed, (sequence,))
+            drafted = self._clock()
+            width = self._choose(most, widths)
+        self._positions, self._changed = 1 + (self._drafted if tokens else self._tokens), False
         if widths is not None:
             self._positions, self._changed = widths.plan(self._positions, width, alone=True)
-        self._copied, self._deciding = drafted - start, self._clock() - drafted
+        if not tokens:
+            self._copied, self._deciding = drafted - start, self._clock() - drafted
         self._left, self.open, self._emitted = self._left - 1, True, 0
-        return draft
-
-    def _ask(self, batch: Batch, tokens: int, widths: PassWidths | None) -> Draft:
-        """The draft of a model."""
-        self._begin(batch.sequences[0], tokens)
-        start = self._clock()
-        draft = proposal(self._drafter, batch, [tokens])
-        self._called(self._clock() - start, draft.listed.counts[0], widths)
-        return draft
-
-    def _begin(self, sequence: Sequence, tokens: int) -> None:
-        """Begin a round in which the model is asked for so many tokens."""
-        request, length = self._row.request, len(sequence.tokens)
-        request.asked, request.emitted = False, length - sequence.prompt_length
-        self._lengths[self._at], self._tokens, self._deciding = length, tokens, 0.0
-
-    def _called(self, seconds: float, drafted: int, widths: PassWidths | None) -> None:
-        """The model's call took so long, and drafted so many tokens."""
-        self._call, self._drafted, self._positions, self._changed = seconds, drafted, 1 + drafted, False
-        if widths is not None:
-            self._positions, self._changed = widths.plan(self._positions, 0, alone=True)
-        self._left, self.open, self._emitted = self._left - 1, True, 0
+        return made
 
     def in_row(self, batch: Batch, most: int, widths: PassWidths | None, ended: Callable[[], None]) -> RowRounds | None:
-        """The rounds of a model as `RowRounds`, as far as they hold; None where they are to be asked for one by one.
+        """The rounds as `RowRounds`, as far as they hold; None where they are to be asked for one by one.
 
         Args:
             batch: of the row.
@@ -151,10 +167,10 @@ class SteadyRounds:
             widths: of the target's passes.
             ended: called at the end of each of them.
         """
-        if not self._prices.tokens or not self.holds(batch, most):
+        if not self.holds(batch, most):
             return None
-        own = self._drafter.in_row(batch, self._prices.tokens)
-        return None if own is None else _InRow(self, own, batch, widths, ended)
+        own = self._drafter.in_row(self._priced(batch), min(most, self._prices.tokens or LONGEST))
+        return None if own is None else _InRow(self, own, batch, most, widths, ended)
 
     def _choose(self, most: int, widths: PassWidths | None) -> int:
         """How many tokens are verified; returns how wide the pass is to be, 0 where it does not matter."""
@@ -177,24 +193,24 @@ class SteadyRounds:
         return self.open
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """Compare the drafts with the emitted tokens, and pass the verdict to the drafter."""
-        start, path = self._clock(), verdict.accepted[0]
-        self._emitted = len(path) + 1
+        """Pass the verdict to the drafter, and compare the drafts with the emitted tokens."""
+        start, tokens = self._clock(), draft.listed.tokens[0]
+        self._drafter.observe(batch, draft, verdict, logits)
+        self._judge(start, [*(tokens[node - 1] for node in verdict.accepted[0]), verdict.following[0]])
+
+    def _judge(self, start: float, emitted: list[int]) -> None:
+        """Compare the drafts with the emitted tokens, which the drafter has observed since `start`."""
+        request, self._emitted = self._row.request, len(emitted)
         for offer, tokens, parents in self._offered:
             if not offer.reach:
-                right, missed = follow(tokens, parents, [*(tokens[node - 1] for node in path), verdict.following[0]])
-                self._policy.judge(self._row.request, offer.drafter, right + missed, right, offer.match)
-        self._drafter.observe(batch, draft, verdict, logits)
+                right, missed = follow(tokens, parents, emitted)
+                self._policy.judge(request, offer.drafter, right + missed, right, offer.match)
         if not self._prices.tokens:
             self._copied += self._clock() - start
             return
-        self._judge(self._clock() - start, len(path))
-
-    def _judge(self, seconds: float, accepted: int) -> None:
-        """The model observed in so many seconds how many of its tokens were accepted."""
-        self._call += seconds
+        self._call += self._clock() - start
         if self._drafted:
-            self._policy.judge(self._row.request, self._at, self._drafted, accepted)
+            self._policy.judge(request, self._at, self._drafted, len(emitted) - 1)
 
     def end(self, seconds: float | None) -> None:
         """End the round; `seconds` as in `Drafter.observe_seconds`."""
@@ -225,27 +241,31 @@ class SteadyRounds:
             self._policy.lessons.learn_together(self._row.request, told, self._at)
 
     def propose_in_row(self, own: RowRounds, sequence: Sequence, most: int, widths: PassWidths | None) -> Chains:
-        """Begin a round with a chain of the model's own rounds."""
-        self._begin(sequence, min(most, self._prices.tokens))
-        start = self._clock()
-        chains = own.propose(self._tokens)
-        self._called(self._clock() - start, len(chains.tokens[0]), widths)
-        return chains
+        """`propose`, from rounds of the drafter's own."""
 
-    def observe_in_row(self, own: RowRounds, count: int) -> None:
-        """So many tokens of it were accepted."""
-        start, self._emitted = self._clock(), count + 1
-        own.observe(count)
-        self._judge(self._clock() - start, count)
+        def ask(limit: int) -> tuple[Chains, Listed]:
+            chains = own.propose(limit)
+            count = len(chains.tokens[0])
+            return chains, Listed(chains.tokens, [list(range(count))], [count])
+
+        chains = self._begin(sequence, most, widths, ask)
+        return chains if self._prices.tokens else Chains([chains.tokens[0][: self._tokens]])
+
+    def observe_in_row(self, own: RowRounds, found: Drafted, logits: Tensor) -> None:
+        """`observe` after `propose_in_row`."""
+        start = self._clock()
+        own.observe(found, logits)
+        self._judge(start, found.tokens)
 
 
 class _InRow(RowRounds):
-    """Steady rounds in which a model drafts.
+    """Steady rounds that go together.
 
     Args:
         steady: the rounds.
-        own: the model's.
+        own: the drafter's.
         batch: of the row.
+        limit: most tokens of a draft.
         widths: of the target's passes.
         ended: called at the end of each round.
     """
@@ -255,10 +275,12 @@ class _InRow(RowRounds):
         steady: SteadyRounds,
         own: RowRounds,
         batch: Batch,
+        limit: int,
         widths: PassWidths | None,
         ended: Callable[[], None],
     ) -> None:
-        self._steady, self._own, self._batch, self._widths, self._ended = steady, own, batch, widths, ended
+        self._steady, self._own, self._batch, self._limit = steady, own, batch, limit
+        self._widths, self._ended = widths, ended
 
     def goes_on(self, most: int) -> bool:
         """See `RowRounds`."""
@@ -266,11 +288,11 @@ class _InRow(RowRounds):
 
     def propose(self, most: int) -> Chains:
         """See `RowRounds`."""
-        return self._steady.propose_in_row(self._own, self._batch.sequences[0], most, self._widths)
+        return self._steady.propose_in_row(self._own, self._batch.sequences[0], min(most, self._limit), self._widths)
 
-    def observe(self, accepted: int) -> None:
+    def observe(self, found: Drafted, logits: Tensor) -> None:
         """See `RowRounds`."""
-        self._steady.observe_in_row(self._own, accepted)
+        self._steady.observe_in_row(self._own, found, logits)
 
     def observe_seconds(self, seconds: float) -> None:
         """See `RowRounds`."""

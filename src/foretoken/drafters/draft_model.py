@@ -16,7 +16,7 @@ from foretoken.drafters.base import READ, Batch, Drafter
 from foretoken.drafters.chains import draft_chains, draft_uniforms, draw_chains, in_one_call
 from foretoken.drafters.growth import Frontier, Grown, grow
 from foretoken.drafters.per_sequence import PerSequence
-from foretoken.drafters.row_rounds import RowRounds, leaves_as_is
+from foretoken.drafters.row_rounds import Drafted, RowRounds, leaves_as_is
 from foretoken.drafters.tree_plan import Tree, TreePlan, plan_of
 from foretoken.limits import current_limits
 from foretoken.models.base import Cache, LanguageModel
@@ -335,10 +335,10 @@ class _RowChains(RowRounds):
             self._warn()
         return chains
 
-    def observe(self, accepted: int) -> None:
+    def observe(self, found: Drafted, logits: Tensor) -> None:
         """See `RowRounds`."""
-        self._cached += min(accepted, *self._state.tentative)
-        self._state.keep_first(accepted)
+        self._cached += min(found.accepted, *self._state.tentative)
+        self._state.keep_first(found.accepted)
 
 
 def _known(tokens: list[int], size: int) -> list[int]:

@@ -13,6 +13,7 @@ from foretoken.drafters.continuations import SUCCESSORS, AcceptanceRates, Contin
 from foretoken.drafters.other_requests import OtherRequests
 from foretoken.drafters.per_sequence import PerSequence
 from foretoken.drafters.plain_rounds import Follower, Sought
+from foretoken.drafters.row_rounds import RowCopies, RowRounds, leaves_as_is
 from foretoken.drafters.sharing import Participants, SharingDrafter
 from foretoken.sampling.params import check_integer
 from foretoken.sampling.vocabulary import topk
@@ -70,31 +71,48 @@ class Lookup(SharingDrafter):
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The most probable chain or tree; empty where nothing like the end of the sequence occurred before."""
-        rows: list[list[int]] = []
-        parents: list[list[int]] = []
         worth = _Worth(self._engine)
-        for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
-            state, least = self._sequences[sequence], batch.least[row] if batch.least else 0.0
-            read = state.known is not None or self._others is not None
-            read = read or bool(batch.reproducible and batch.reproducible[row])
-            state.asked = limit > 0 and (read or worth.reading(sequence, least))
-            if not state.asked:  # it is read when it is asked for again
-                self.foreseen[sequence] = []
-                rows.append([])
-                parents.append([])
-                continue
-            known = self._continuations(batch, row)
-            if self.trees and batch.takes_chosen_trees(row):
-                tokens, links, reached = known.tree(known.here(), limit, least)
-            else:
-                tokens, reached = known.chain(known.here(), limit, least)
-                links = list(range(len(tokens)))
-            # A draft ends before a token that the target has no logit for; nodes after it may be its children.
-            usable = next((n for n, token in enumerate(tokens) if token >= batch.vocab_size), len(tokens))
-            self.estimates[sequence] = reached[:usable]
-            rows.append(tokens[:usable])
-            parents.append(links[:usable])
-        return Draft.from_lists(rows, batch.device, parents)
+        drafts = [self._draft(batch, row, limit, worth) for row, limit in enumerate(limits)]
+        return Draft.from_lists([tokens for tokens, _ in drafts], batch.device, [links for _, links in drafts])
+
+    def _draft(self, batch: Batch, row: int, limit: int, worth: _Worth) -> tuple[list[int], list[int]]:
+        """The tokens of a row's draft, and their parents."""
+        sequence, least = batch.sequences[row], batch.least[row] if batch.least else 0.0
+        state = self._sequences[sequence]
+        read = state.known is not None or self._others is not None
+        read = read or bool(batch.reproducible and batch.reproducible[row])
+        state.asked = limit > 0 and (read or worth.reading(sequence, least))
+        if not state.asked:  # it is read when it is asked for again
+            self.foreseen[sequence] = []
+            return [], []
+        known = self._continuations(batch, row)
+        if self._branches(batch, row):
+            tokens, links, reached = known.tree(known.here(), limit, least)
+        else:
+            tokens, reached = known.chain(known.here(), limit, least)
+            links = list(range(len(tokens)))
+        # A draft ends before a token that the target has no logit for; nodes after it may be its children.
+        usable = next((n for n, token in enumerate(tokens) if token >= batch.vocab_size), len(tokens))
+        self.estimates[sequence] = reached[:usable]
+        return tokens[:usable], links[:usable]
+
+    def _branches(self, batch: Batch, row: int) -> bool:
+        return self.trees and batch.takes_chosen_trees(row)
+
+    def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
+        """Chains; None where drafts branch."""
+        if not leaves_as_is(self, Lookup) or self._branches(batch, 0):
+            return None
+
+        def draft(most: int) -> list[int]:
+            return self._draft(batch, 0, most, _Worth(self._engine))[0]
+
+        def learn(drafted: list[int], emitted: list[int], logits: Tensor) -> None:
+            if self._sequences[batch.sequences[0]].asked:
+                path = list(range(1, len(emitted)))
+                self._learn(batch, 0, drafted, path, emitted[-1], _likeliest(logits, [0])[0])
+
+        return RowCopies(limit, draft, learn)
 
     def observe(self, batch: Batch, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
         """Judge candidates by the emitted tokens, then keep the most probable tokens after every node.
@@ -108,14 +126,19 @@ class Lookup(SharingDrafter):
         likeliest = dict(zip(asked, _likeliest(logits, asked), strict=True))
         tokens, _, counts = draft.listed
         for row in asked:
-            sequence = batch.sequences[row]
-            known = self._continuations(batch, row)
-            nodes = [sequence.tokens[-1], *tokens[row][: counts[row]]]
-            path = [0, *verdict.accepted[row]]
-            self.foreseen[sequence] = known.extend([*(nodes[node] for node in path[1:]), verdict.following[row]])
-            # If a token was scored several times, the scores at its place in the output are kept.
-            for node in (*range(len(nodes)), *path):
-                known.scored(nodes[node], likeliest[row][node])
+            drafted = tokens[row][: counts[row]]
+            self._learn(batch, row, drafted, verdict.accepted[row], verdict.following[row], likeliest[row])
+
+    def _learn(
+        self, batch: Batch, row: int, drafted: list[int], path: list[int], following: int, likeliest: list[list[int]]
+    ) -> None:
+        """`observe` for a row: its draft, the accepted nodes, the token after them, and likely ones after each node."""
+        sequence, known = batch.sequences[row], self._continuations(batch, row)
+        nodes = [sequence.tokens[-1], *drafted]
+        self.foreseen[sequence] = known.extend([*(nodes[node] for node in path), following])
+        # If a token was scored several times, the scores at its place in the output are kept.
+        for node in (*range(len(nodes)), 0, *path):
+            known.scored(nodes[node], likeliest[node])
 
     def follow(self, batch: Batch, sought: Sought) -> Follower:
         """See `Drafter.follow`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
+from functools import partial
 
 from foretoken.draft import Draft
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.per_sequence import PerSequence
+from foretoken.drafters.row_rounds import RowCopies, RowRounds, leaves_as_is
 from foretoken.errors import ParameterError
 from foretoken.sampling.params import check_integer
 from foretoken.sequence import Sequence
@@ -43,12 +45,16 @@ class PromptLookup(Drafter):
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """A chain that copies earlier tokens, empty where no suffix occurred before."""
-        rows = []
-        for sequence, limit in zip(batch.sequences, limits, strict=True):
-            table = self._tables[sequence]
-            self.matches[sequence], found = table.continuation(sequence, limit)
-            rows.append([token for token in found if token < batch.vocab_size])
-        return Draft.from_lists(rows, batch.device)
+        return Draft.from_lists([self._draft(batch, row, limit) for row, limit in enumerate(limits)], batch.device)
+
+    def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
+        """The same chains."""
+        return RowCopies(limit, partial(self._draft, batch, 0)) if leaves_as_is(self, PromptLookup) else None
+
+    def _draft(self, batch: Batch, row: int, limit: int) -> list[int]:
+        sequence = batch.sequences[row]
+        self.matches[sequence], found = self._tables[sequence].continuation(sequence, limit)
+        return [token for token in found if token < batch.vocab_size]
 
 
 class _NgramEnds:

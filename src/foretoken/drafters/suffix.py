@@ -9,6 +9,7 @@ from foretoken.drafters.automaton import ROOT, SuffixAutomaton
 from foretoken.drafters.base import Batch
 from foretoken.drafters.other_requests import OtherRequests, SharedPosition
 from foretoken.drafters.per_sequence import PerSequence
+from foretoken.drafters.row_rounds import RowCopies, RowRounds, leaves_as_is
 from foretoken.drafters.sharing import Participants, SharingDrafter
 from foretoken.sampling.params import check_integer, check_number
 from foretoken.sequence import Sequence
@@ -50,29 +51,37 @@ class Suffix(SharingDrafter):
 
     def propose(self, batch: Batch, limits: AbstractSequence[int]) -> Draft:
         """The most probable continuation, or a tree of them; nothing where no suffix occurred before."""
-        rows, parents = [], []
-        for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True)):
-            history = self._histories[sequence]
-            new = history.update(sequence)
-            state, match = history.automaton.context(history.end)
-            automaton = history.automaton
-            if self.global_tokens and self._participants.takes_part(batch, row):
-                for token in new:
-                    self._others.append(history.shared, token)
-                for other, context, length in self._others.contexts(history.shared):
-                    if length > match:
-                        automaton, state, match = other, context, length
-            self.matches[sequence] = match
-            limit = min(limit, max(1, int(self.growth * match))) if match else 0
-            if batch.takes_chosen_trees(row):
-                tokens, links = automaton.tree(state, match, limit)
-            else:
-                tokens = automaton.chain(state, limit)
-                links = list(range(len(tokens)))
-            usable = next((n for n, token in enumerate(tokens) if token >= batch.vocab_size), len(tokens))
-            rows.append(tokens[:usable])
-            parents.append(links[:usable])
-        return Draft.from_lists(rows, batch.device, parents)
+        drafts = [self._draft(batch, row, limit) for row, limit in enumerate(limits)]
+        return Draft.from_lists([tokens for tokens, _ in drafts], batch.device, [links for _, links in drafts])
+
+    def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
+        """Chains; None where drafts branch."""
+        if not leaves_as_is(self, Suffix) or batch.takes_chosen_trees(0):
+            return None
+        return RowCopies(limit, lambda most: self._draft(batch, 0, most)[0])
+
+    def _draft(self, batch: Batch, row: int, limit: int) -> tuple[list[int], list[int]]:
+        """The tokens of a row's draft, and their parents."""
+        sequence = batch.sequences[row]
+        history = self._histories[sequence]
+        new = history.update(sequence)
+        state, match = history.automaton.context(history.end)
+        automaton = history.automaton
+        if self.global_tokens and self._participants.takes_part(batch, row):
+            for token in new:
+                self._others.append(history.shared, token)
+            for other, context, length in self._others.contexts(history.shared):
+                if length > match:
+                    automaton, state, match = other, context, length
+        self.matches[sequence] = match
+        limit = min(limit, max(1, int(self.growth * match))) if match else 0
+        if batch.takes_chosen_trees(row):
+            tokens, links = automaton.tree(state, match, limit)
+        else:
+            tokens = automaton.chain(state, limit)
+            links = list(range(len(tokens)))
+        usable = next((n for n, token in enumerate(tokens) if token >= batch.vocab_size), len(tokens))
+        return tokens[:usable], links[:usable]
 
     def forget(self) -> None:
         """See `SharingDrafter`."""

@@ -1,4 +1,4 @@
-"""Rounds of a single row with a model's drafts, one after another, with little but the two models' calls between them.
+"""Rounds of a single row with drafts, one after another, with little but the models' calls between them.
 
 What a round does besides the calls takes as long as a fifth of a small pair's round, and calls behind it are slower,
 since they find their data evicted from the processor's caches. These rounds make no batch, draft and verdict of their
@@ -18,9 +18,9 @@ from foretoken.draft import Draft, chain_of_row, first_nodes_of_row, int_tensor
 from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade_costs import passes_together
 from foretoken.drafters.chains import draft_of
-from foretoken.drafters.row_rounds import RowRounds
+from foretoken.drafters.row_rounds import Drafted, RowRounds
 from foretoken.engine.membership import Membership
-from foretoken.engine.recording import Drafted, RoundClock, emit, emit_drafted
+from foretoken.engine.recording import RoundClock, emit, emit_drafted
 from foretoken.engine.verification import Verified, verify_round
 from foretoken.limits import Limits
 from foretoken.models.base import Cache, LanguageModel
@@ -132,7 +132,7 @@ class DraftedRounds:
                     found = self._verify(chains, logits)
                 clock.turn_to("drafter")
                 with drafting:
-                    rounds.observe(found.accepted)
+                    rounds.observe(found, logits)
                 clock.turn_to("target")
                 with scoring:
                     nodes = len(chains.tokens[0]) + 1

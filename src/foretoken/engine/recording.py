@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
 from time import perf_counter
-from typing import NamedTuple
 
 from torch import Tensor
 
 from foretoken.draft import Draft
+from foretoken.drafters.row_rounds import Drafted
 from foretoken.engine.outputs import PARTS, Origin, TokenLogprob
 from foretoken.engine.row import Row
 from foretoken.engine.verification import Verified
@@ -55,20 +55,6 @@ def emit_plain(row: Row, tokens: AbstractSequence[int], *, more: bool = False) -
     """Append the target's own tokens of passes without a draft, one each, to a row; `more` as in `emit`."""
     taken = row.extend(tokens, _PLAIN * len(tokens), more=more)
     row.stats.record((), 0, taken, rounds=taken)
-
-
-class Drafted(NamedTuple):
-    """A round of a single row in which a chain was drafted.
-
-    Attributes:
-        drafted: tokens of the chain.
-        accepted: of them.
-        tokens: the accepted ones, and the one after them.
-    """
-
-    drafted: int
-    accepted: int
-    tokens: list[int]
 
 
 def emit_drafted(row: Row, rounds: AbstractSequence[Drafted]) -> None:
