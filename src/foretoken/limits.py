@@ -52,7 +52,7 @@ class Limits:
         prediction_tokens: most tokens of a request's predicted output; longer ones are refused.
         plain_passes: most passes of a round in which nothing is drafted, where they take little time
             (`foretoken.engine.plain`): what else a round does is done once for all of them. Half as many rounds of a
-            single row go together in which a model drafts (`foretoken.engine.drafted`).
+            single row with drafts go together (`foretoken.engine.drafted`).
         untold_times: how many times as many passes, where nobody reads tokens before all requests are finished.
         forced_tokens: most tokens forced by a grammar that are verified in one round. A request with a seed and a
             grammar whose output depends on its drafts may get another output with another limit, from the same
