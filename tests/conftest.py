@@ -44,3 +44,9 @@ def seeds_of_requests_without_one(request: pytest.FixtureRequest, monkeypatch: p
     draw = Random(request.node.nodeid)
     for module in ("foretoken.randomness", "foretoken.engine.prompts", "foretoken.integrations.transformers"):
         monkeypatch.setattr(f"{module}.fresh_seed", lambda: draw.getrandbits(63))
+
+
+@pytest.fixture
+def quick_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sweep will do for requests with seeds: what they draft does not depend on what is measured."""
+    monkeypatch.setattr("foretoken.engine.calibration.SECONDS", 0.0)
