@@ -15,8 +15,9 @@ from foretoken.models import load
 from foretoken.models.chain import Draws
 from foretoken.randomness import uniforms
 from foretoken.sampling import SamplingParams
-from models.native.checkpoints import MODELS
+from models.native.checkpoints import MODELS, plain
 from models.native.test_halves import saved
+from models.native.test_narrow import open_with, scores
 
 pytest.importorskip("openvino")
 
@@ -56,11 +57,21 @@ def by_itself(monkeypatch):
     return switch
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_scores_are_those_of_graphs_by_themselves(make, dtype):
+ANY = [(name, dtype) for dtype in ("float32", "bfloat16") for name in MODELS]
+
+
+@pytest.fixture(scope="module", params=ANY, ids="-".join)
+def any_model(request):
+    """A model, natively and as it was: tests of it need the same branches, which are compiled for the first of them."""
+    name, dtype = request.param
+    module = MODELS[name]()
+    return native(module, dtype=dtype), module
+
+
+def test_scores_are_those_of_graphs_by_themselves(any_model):
     """To the last bit, over histories: branches take turns at random, over chains and trees."""
-    backend = native(make(), dtype=dtype).backend
+    backend = any_model[0].backend
+    backend.graphs.prepare(together(keys_of((*WIDTHS, *PROMPT_WIDTHS))))
     branches = {key.width: backend.graphs(key) for key in together(keys_of())}
     alone = {key.width: backend.graphs(key) for key in keys_of()}
     assert all(map(is_branch, branches.values()))
@@ -102,18 +113,23 @@ def test_chains_are_those_of_graphs_by_themselves(drawn, by_itself):
         assert one == other if isinstance(one, list) else torch.equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_prompts_have_the_same_scores_in_graphs_of_their_own(make, dtype, monkeypatch):
+@pytest.fixture
+def widths(monkeypatch):
+    """Of the graphs that run, None for those that take any number of tokens."""
+    found, run = [], CompiledGraph.run
+    monkeypatch.setattr(CompiledGraph, "run", lambda graph, *args: found.append(graph.width) or run(graph, *args))
+    return found
+
+
+def test_prompts_have_the_same_scores_in_graphs_of_their_own(any_model, widths):
     """To the last bit, the scores of the tokens after them included: which graphs there are depends on what ran."""
-    backend, widths, run = native(make(), dtype=dtype).backend, [], CompiledGraph.run
-    monkeypatch.setattr(CompiledGraph, "run", lambda graph, *args: widths.append(graph.width) or run(graph, *args))
-    found = []
+    backend, found = any_model[0].backend, []
+    backend.narrow._forget()  # in whatever order tests run
     for prepared in (False, True):
         if prepared:
             backend.narrow.prepare_passes()
         widths.clear()
-        scores, used = [], []
+        scored, used = [], []
         for begin, size in ((0, 18), (0, 33), (5, 34), (40, 65), (0, 66), (40, 20)):
             cache = backend.open(1)
             if begin:
@@ -121,13 +137,31 @@ def test_prompts_have_the_same_scores_in_graphs_of_their_own(make, dtype, monkey
             widths.clear()
             for picks in ([size - 1], list(range(size - MOST_PICKS, size))):
                 given = [(0, node) for node in picks]
-                scores.append(backend.score(cache, [Feed(0, begin, TEXT[-size:], 0, None)], given, ())[0])
+                scored.append(backend.score(cache, [Feed(0, begin, TEXT[-size:], 0, None)], given, ())[0])
             used += widths
-            scores.append(backend.score(cache, [Feed(0, begin + size, [3, 4, 5], 0, None)], [(0, 2)], ())[0])
+            scored.append(backend.score(cache, [Feed(0, begin + size, [3, 4, 5], 0, None)], [(0, 2)], ())[0])
         assert used == [each for width in (33, 33, 65, 65, None, 33) for each in [width if prepared else None] * 2]
-        found.append(scores)
+        found.append(scored)
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("any_model", ANY[: len(MODELS)], ids="-".join, indirect=True)
+def test_narrow_passes_give_the_models_scores(any_model, widths):
+    model, module = any_model
+    model.warm_up((), alone=True)
+    text = TEXT[: BLOCK - 4]  # the widest pass and its padding begin another block
+    cache = open_with(model, text)
+    widths.clear()
+    for size, width in ((1, 1), (2, 4), (4, 4), (5, 6), (7, 9), (1, 1)):
+        new = TEXT[50 : 50 + size]
+        found = scores(model, cache, new).logits[0]
+        assert torch.allclose(found, plain(module, [*text, *new])[len(text) :], atol=1e-4)
+        assert widths == [width]
+        widths.clear()
+        kept = size - size // 2
+        cache.commit(torch.arange(kept)[None], torch.tensor([kept]))
+        text = [*text, *new[:kept]]
 
 
 def test_which_passes_over_prompts_have_graphs_of_their_own():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -37,6 +39,20 @@ def runs_narrow(model, *, chains=False):
     return model
 
 
+@functools.cache
+def usual():
+    """A model without graphs of fixed sizes, which makes none however long its passes take."""
+    model = load(tiny.tiny_llama(), runner="native", backend="openvino")
+    model.backend.narrow.took = lambda *_: None
+    return model
+
+
+@functools.cache
+def fixed():
+    """The same with all of them, which take much longer to compile than a test to run."""
+    return runs_narrow(load(tiny.tiny_llama(), runner="native", backend="openvino"), chains=True)
+
+
 @pytest.fixture
 def run(monkeypatch):
     """Widths of the graphs that run, None for those that take any number of tokens."""
@@ -67,33 +83,13 @@ def scores(model, cache, tokens, parents=None, **options):
     return model.forward(tokens, above.expand(rows, -1), torch.full((rows,), size), cache, **options)
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_narrow_passes_give_the_models_scores(make, run):
-    module = make()
-    model = runs_narrow(load(module, runner="native", backend="openvino"))
-    text = TEXT[: BLOCK - 4]  # the widest pass and its padding begin another block
-    cache = open_with(model, text)
-    run.clear()
-    for size, width in ((1, 1), (2, 4), (4, 4), (5, 6), (7, 9), (1, 1)):
-        new = TEXT[50 : 50 + size]
-        found = scores(model, cache, new).logits[0]
-        assert torch.allclose(found, plain(module, [*text, *new])[len(text) :], atol=1e-4)
-        assert run == [width]
-        run.clear()
-        kept = size - size // 2
-        cache.commit(torch.arange(kept)[None], torch.tensor([kept]))
-        text = [*text, *new[:kept]]
-
-
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("steps", [1, 3, 8])
 def test_narrow_chains_are_the_same(draws, steps, run):
-    module, made = tiny.tiny_llama(), []
+    made = []
     uniform = Draws(torch.ones(1), uniforms(torch.arange(1), torch.arange(steps).expand(1, steps), 5))
-    for fixed in (False, True):
-        model = load(module, runner="native", backend="openvino")
-        if fixed:
-            model.warm_up_chains(draws, alone=True)
+    for is_fixed in (False, True):
+        model = fixed() if is_fixed else usual()
         cache = open_with(model, TEXT[: BLOCK - 3])
         chains = []
         run.clear()
@@ -104,8 +100,8 @@ def test_narrow_chains_are_the_same(draws, steps, run):
                 chains.append(chain.probs)
             cache.commit(torch.zeros((1, 0), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
         calls = len(run) // 4
-        first = CHAIN_WIDTH if fixed else None
-        read = [4] if fixed else []  # three tokens are too many for the first call, so two are read before
+        first = CHAIN_WIDTH if is_fixed else None
+        read = [4] if is_fixed else []  # three tokens are too many for the first call, so two are read before
         assert run == [first] * (3 * calls) + read + [first] * calls
         made.append((chains, scores(model, cache, [5, 6]).logits, cache.lengths.tolist()))
     for one, other in zip(made[0][0], made[1][0], strict=True):
@@ -117,11 +113,11 @@ def test_narrow_chains_are_the_same(draws, steps, run):
 def test_reproducible_draws_are_the_same_whatever_ran_before(run):
     """q of a graph of a fixed size is rounded otherwise, and a process makes it after some requests."""
     module = tiny.tiny_llama()
-    usual, model = (load(module, runner="native", backend="openvino", dtype="bfloat16") for _ in range(2))
+    plainly, model = (load(module, runner="native", backend="openvino", dtype="bfloat16") for _ in range(2))
     runs_narrow(model, chains=True)
     draws = Draws(torch.ones(1), uniforms(torch.arange(1), torch.arange(3).expand(1, 3), 5), reproducible=True)
     run.clear()
-    first, second = (one.chain([[4]], 3, open_with(one, TEXT[:20]), draws) for one in (usual, model))
+    first, second = (one.chain([[4]], 3, open_with(one, TEXT[:20]), draws) for one in (plainly, model))
     assert set(run) == {None}
     assert first.tokens == second.tokens
     assert torch.equal(first.probs, second.probs)
@@ -140,17 +136,14 @@ def test_seeded_requests_draw_so_that_they_can_be_repeated(monkeypatch):
 
 
 def test_a_chain_may_begin_with_the_first_token(run):
-    module = tiny.tiny_llama()
-    usual, model = (load(module, runner="native", backend="openvino") for _ in range(2))
-    runs_narrow(model, chains=True)
+    expected, model = usual(), fixed()
     run.clear()
-    assert model.chain([[5]], 3, model.open(1)).tokens == usual.chain([[5]], 3, usual.open(1)).tokens
+    assert model.chain([[5]], 3, model.open(1)).tokens == expected.chain([[5]], 3, expected.open(1)).tokens
     assert run == [CHAIN_WIDTH, None]
 
 
 def test_rows_may_end_with_the_models_last_position():
-    module = tiny.tiny_llama()
-    model = runs_narrow(load(module, runner="native", backend="openvino"))
+    module, model = tiny.tiny_llama(), fixed()
     text = (TEXT * 20)[: model.max_length - 3]
     found = scores(model, open_with(model, text), [4, 5, 6]).logits[0]
     assert torch.allclose(found, plain(module, [*text, 4, 5, 6])[len(text) :], atol=1e-4)
@@ -169,8 +162,7 @@ def test_long_texts_have_their_own_frequencies(run):
 
 def test_narrow_passes_take_trees(run):
     """Paths of each are scored as chains are, and what is accepted is kept."""
-    module = tiny.tiny_llama()
-    model, text = runs_narrow(load(module, runner="native", backend="openvino")), TEXT[: BLOCK - 2]
+    module, model, text = tiny.tiny_llama(), fixed(), TEXT[: BLOCK - 2]
     cache = open_with(model, text)
     run.clear()
     for tokens, parents, kept, width in (
@@ -193,7 +185,7 @@ def test_narrow_passes_take_trees(run):
 
 
 def test_several_rows_hidden_states_and_many_tokens_take_the_other_graph(run):
-    model = runs_narrow(load(tiny.tiny_llama(), runner="native", backend="openvino"))
+    model = fixed()
     alone, two = open_with(model, TEXT[:9]), open_with(model, TEXT[:9], rows=2)
     run.clear()
     scores(model, alone, [4], hidden_layers=[1])
@@ -304,7 +296,7 @@ def test_a_row_alone_has_narrow_passes_and_changes_between_their_graphs():
 
 
 def test_a_planned_width_is_for_the_next_pass_alone(run):
-    model = runs_narrow(load(tiny.tiny_llama(), runner="native", backend="openvino"))
+    model = fixed()
     alone, both = open_with(model, TEXT[:9]), model.open(2)
     widths = model.backend.pass_widths(())
     for cache, expected in ((alone, [9]), (alone, [1]), (both, [None]), (alone, [1])):
