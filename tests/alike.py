@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -18,6 +20,17 @@ def scores_of(backend, start, size):
     backend.score(cache, [Feed(0, 0, TEXT[:start], 0, None)], [(0, start - 1)], ())
     feed, picks = Feed(0, start, TEXT[start : start + size], 0, None), [(0, node) for node in range(size)]
     return backend.score(cache, [feed], picks, ())[0]
+
+
+@cache
+def alike_folder(folder, dtype):
+    """`skip_unless_alike` of a checkpoint, once for all tests that may share it.
+
+    It makes no graphs of fixed sizes however much it runs, as a model that was just loaded has none.
+    """
+    model = skip_unless_alike(folder, dtype)
+    model.backend.narrow.took = lambda *_: None
+    return model
 
 
 def skip_unless_alike(source, dtype):

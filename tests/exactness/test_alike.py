@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 import tiny
@@ -31,35 +33,50 @@ def bits(completion):
     return completion.token_ids, [(each.token_id, each.logprob, each.top) for each in completion.logprobs]
 
 
+def history_of(engine):
+    """Over requests from which engines learn and copy prefixes, before graphs of fixed widths are made and after."""
+    found = []
+    for seed in range(2):
+        for prompt in prompts_of(seed):
+            first = engine.generate(prompt, greedy())
+            # A conversation goes on: the beginning is copied.
+            second = engine.generate([*prompt, *first.token_ids, 5, 6, 7], greedy(20))
+            found += [bits(first), bits(second)]
+        if seed == 0:
+            engine.warm_up()
+    return found
+
+
+@cache
+def plain_history(dtype):
+    """Decoded once for all drafters."""
+    return history_of(Engine(skip_unless_alike(TARGET, dtype), "none"))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_drafts_change_no_bit_of_a_greedy_output(drafter, dtype):
-    """Over a history of requests, in which engines learn and copy prefixes, and make graphs of fixed widths.
-
-    How much is drafted depends on the clock; see the next test for fixed numbers.
-    """
+    """How much is drafted depends on the clock; see the next test for fixed numbers."""
     target = skip_unless_alike(TARGET, dtype)
-    plain, speculative = Engine(target, "none"), Engine(target, DRAFTERS[drafter])
-    for seed in range(3):
-        for prompt in prompts_of(seed):
-            expected, found = (engine.generate(prompt, greedy()) for engine in (plain, speculative))
-            assert bits(found) == bits(expected)
-            # A conversation goes on: the beginning is copied.
-            longer = [*prompt, *expected.token_ids, 5, 6, 7]
-            expected, found = (engine.generate(longer, greedy(20)) for engine in (plain, speculative))
-            assert bits(found) == bits(expected)
-        if seed == 1:
-            speculative.warm_up()
+    for found, expected in zip(history_of(Engine(target, DRAFTERS[drafter])), plain_history(dtype), strict=True):
+        assert found == expected
+
+
+@cache
+def plain_outputs(dtype):
+    """Decoded once for all numbers of drafts."""
+    plain = Engine(skip_unless_alike(TARGET, dtype), "none")
+    return [bits(plain.generate(prompt, greedy())) for prompt in prompts_of(3)]
 
 
 @pytest.mark.parametrize("k", [1, 4, 16])
 def test_no_fixed_number_of_drafts_changes_a_bit(k):
-    target = skip_unless_alike(TARGET, "bfloat16" if load(TARGET).dtype.itemsize == 2 else "float32")
-    plain = Engine(target, "none")
+    dtype = "bfloat16" if load(TARGET).dtype.itemsize == 2 else "float32"
+    target = skip_unless_alike(TARGET, dtype)
     model, both = (Engine(target, drafter, num_speculative_tokens=k) for drafter in (DRAFTER, f"lookup,{DRAFTER}"))
     drafted = 0
-    for prompt in prompts_of(3):
-        expected, found = bits(plain.generate(prompt, greedy())), model.generate(prompt, greedy())
+    for prompt, expected in zip(prompts_of(3), plain_outputs(dtype), strict=True):
+        found = model.generate(prompt, greedy())
         assert bits(found) == expected
         assert bits(both.generate(prompt, greedy())) == expected
         drafted += found.stats.drafted
@@ -140,6 +157,7 @@ def test_nothing_is_drafted_beside_a_longer_prompt_that_is_to_be_alike(length, l
     assert [4] in counts[1:]
 
 
+@pytest.mark.usefixtures("quick_calibration")
 @pytest.mark.parametrize("drafter", ["ngram-storage", "recycling"])
 @pytest.mark.parametrize("temperature", [0.5, 0.05])
 def test_a_seed_gives_one_output_beside_rows_that_draft_in_the_round_of_its_prompt(temperature, drafter):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
-from alike import TEXT, skip_unless_alike
+from alike import TEXT, alike_folder
 from exactness.test_alike import DRAFTER, TARGET, bits, greedy, prompts_of
 from foretoken import Engine, Grammar, SamplingParams
 from foretoken.limits import Limits
@@ -19,14 +21,19 @@ def alone_of(target, prompt, params):
     return bits(Engine(target, "none").generate(prompt, params))
 
 
+@cache
+def prompt_alone(length):
+    return alone_of(alike_folder(TARGET, "float32"), prompts_of(3, [length])[0], greedy(12))
+
+
 @pytest.mark.parametrize("length", [5, 10, 20, SHORT_PROMPT - 1, SHORT_PROMPT, SHORT_PROMPT + 1, SHORT_PROMPT + 2])
 @pytest.mark.parametrize("further", [1, 2, 3, 10])
 def test_copied_prefixes_of_prompts_change_no_bit(length, further):
     """Those that others wait for are computed before the round's pass, and those of requests that left are there."""
-    target, limits = skip_unless_alike(TARGET, "float32"), Limits(shortest_shared_prefix=4)
+    target, limits = alike_folder(TARGET, "float32"), Limits(shortest_shared_prefix=4)
     (prompt,) = prompts_of(3, [length])
     longer = prompt + prompts_of(11, [further])[0]
-    expected = [alone_of(target, each, greedy(12)) for each in (prompt, longer)]
+    expected = [prompt_alone(length), alone_of(target, longer, greedy(12))]
     together = Engine(target, "none", max_batch_size=2, limits=limits).generate([prompt, longer], greedy(12))
     assert [bits(each) for each in together] == expected
     engine = Engine(target, "none", limits=limits)
@@ -41,7 +48,7 @@ def test_copied_prefixes_of_prompts_change_no_bit(length, further):
 
 @pytest.mark.parametrize("drafter", ["auto", f"auto,{DRAFTER}"])
 def test_tokens_that_grammars_force_change_no_bit(drafter):
-    target = skip_unless_alike(TARGET, "float32")
+    target = alike_folder(TARGET, "float32")
     grammar = Grammar.regex("(alpha beta gamma delta epsilon zeta eta theta iota kappa [0-9]+){3}")
     params = SamplingParams(max_new_tokens=60, temperature=0.0, logprobs=1, grammar=grammar)
     drafted = 0
@@ -54,7 +61,7 @@ def test_tokens_that_grammars_force_change_no_bit(drafter):
 
 def test_layers_that_draft_change_no_bit():
     """They have the whole target compute what they lack, but no ends of prompts beside which nothing is drafted."""
-    target = skip_unless_alike(TARGET, "float32")
+    target = alike_folder(TARGET, "float32")
     prompts = prompts_of(5, LENGTHS)
     expected = [alone_of(target, prompt, greedy(20)) for prompt in prompts]
     engine = Engine(target, "early-exit", num_speculative_tokens=3, max_batch_size=len(prompts))
