@@ -126,6 +126,28 @@ def test_scores_that_are_no_numbers_tell_nothing():
     assert DraftModel(model).read(batch_of(sequence), READ) == []
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_reading_that_fails_leaves_nothing_behind(kind, monkeypatch):
+    model = MODELS[kind](seed=3)
+    drafter, sequence, forward = DraftModel(model), output_of(TEXT[:4], TEXT[4:12]), type(model).forward
+
+    def failing(*args, **options):
+        forward(*args, **options)
+        raise RuntimeError("not enough memory")
+
+    assert len(chain_of(drafter, sequence_of(TEXT[:4]), 3)) == 3
+    drafter.observe(batch_of(sequence), None, None, None)
+    monkeypatch.setattr(type(model), "forward", failing)
+    with pytest.raises(RuntimeError, match="memory"):
+        drafter.read(batch_of(sequence), READ)
+    monkeypatch.undo()
+    sequence.tokens.extend(TEXT[12:20])  # it goes on without the model
+    best = best_after(model, TEXT[:20], 32)
+    right = drafter.read(batch_of(sequence), READ)
+    assert right == [before == token for before, token in zip(best[3:], TEXT[4:20], strict=False)][-len(right) :]
+    assert chain_of(drafter, sequence, 4) == chain_of(DraftModel(model), output_of(TEXT[:4], TEXT[4:20]), 4)
+
+
 @pytest.fixture
 def told(monkeypatch):
     """What a policy was told of each reading."""

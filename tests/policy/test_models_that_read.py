@@ -145,6 +145,7 @@ def test_a_model_that_tells_nothing_is_charged_and_judged_by_nothing():
     policy.lessons.read(request, 0, [], 1.0, LAG)
     assert policy.guards[1].balance == pytest.approx(CREDIT - 1.0, abs=0.01)
     assert not request.acceptance[0].judged
+    assert not request.acceptance[0].readings
 
 
 def test_two_wrong_drafts_leave_a_doubt_that_reading_resolves():

@@ -182,15 +182,17 @@ class DraftModel(Drafter):
         if count < 1:
             return []
         unseen = _known(tokens[known:-1], self.model.vocab_size)
+        state.add([count])  # dropped if the pass fails
         best = _best_after(self.model, state.cache, unseen[:-count], unseen[-count:], batch.vocab_size)
+        state.tentative = []
         return [one == token for one, token in zip(best, tokens[-count:], strict=False)]
 
     def warm_up(self, drawn: bool) -> None:
         """Compile what chains need; and run the pass of `read` once, which packs weights for it."""
         super().warm_up(drawn)
-        model = self.model
-        if not drawn and model.drafts_chains and leaves_as_is(self, DraftModel) and not self.tree.branches:
-            _best_after(model, model.open(1), [0], [0] * min(READ, model.max_length - 1), model.vocab_size)
+        model, reads = self.model, leaves_as_is(self, DraftModel) and not self.tree.branches
+        if reads and not drawn and model.drafts_chains and model.max_length > READ:
+            _best_after(model, model.open(1), [0], [0] * READ, model.vocab_size)
 
     def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
         """Chains that one call of the model drafts; None where it takes steps, and for trees."""

@@ -121,13 +121,13 @@ class Lessons:
         guard.settle(took / costs.plain(1), 0.0, looked=looked, hoped=not looked)
         wrong = [at for at, foreseen in enumerate(right) if not foreseen]
         ends = [*wrong, len(right)] if not wrong or wrong[-1] + 1 < len(right) else wrong
-        first, weight = 0, min(_READING / (max(len(ends), 1) * 2**acceptance.readings), 1.0)
+        first, weight = 0, min(_READING * 0.5**acceptance.readings / max(len(ends), 1), 1.0)
         for end in ends if right else ():
             tried = min(end + 1, len(right)) - first
             acceptance.record(tried, end - first, 0, begin + first, weight)
             first = end + 1
-        acceptance.readings += 1
         if right:
+            acceptance.readings += 1
             table = costs.table(1, LARGEST)
             each, calls = table.plain + table.apart, table.calls[drafter]
             rounds = ((length, (each + table.extra[length] + calls[length]) / table.plain) for length in LENGTHS)
