@@ -9,6 +9,7 @@ from batches import batch_of, chain_of, sequence_of
 from foretoken import Engine, SamplingParams, load
 from foretoken.drafters import Cascade, DraftModel, NgramStorage
 from foretoken.drafters.base import READ
+from foretoken.models.native.compilation import CompiledGraph
 from foretoken.policy.lessons import Lessons
 from tiny import DEVICE, tiny_gpt2, tiny_llama
 
@@ -235,14 +236,11 @@ def test_what_is_read_is_no_time_of_the_round(told, monkeypatch):
 
 def test_a_warm_up_runs_the_pass_that_reads(monkeypatch):
     """Its first run packs weights, which would take as long as a request's first twenty rounds."""
-    model = native(seed=3)
-    drafter, passes = DraftModel(model), []
-    forward = type(model).forward
-    monkeypatch.setattr(type(model), "forward", lambda *args: passes.append(args[1].shape) or forward(*args))
-    drafter.warm_up(True)
-    assert not passes
-    drafter.warm_up(False)
-    assert passes == [(1, READ)]
+    model, ran, run = native(seed=3), [], CompiledGraph.run
+    monkeypatch.setattr(CompiledGraph, "run", lambda graph, *args: ran.append(graph) or run(graph, *args))
+    for drawn, times in ((True, 0), (False, 1), (False, 1)):
+        DraftModel(model).warm_up(drawn)
+        assert ran.count(model.backend._plain) == times
 
 
 def test_devices():

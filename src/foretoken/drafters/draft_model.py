@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import Draft, chain_of_row, first_nodes_of_row, int_tensor
-from foretoken.drafters.base import READ, Batch, Drafter
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.chains import draft_chains, draft_uniforms, draw_chains, in_one_call
 from foretoken.drafters.growth import Frontier, Grown, grow
 from foretoken.drafters.per_sequence import PerSequence
@@ -186,13 +186,6 @@ class DraftModel(Drafter):
         best = _best_after(self.model, state.cache, unseen[:-count], unseen[-count:], batch.vocab_size)
         state.tentative = []
         return [one == token for one, token in zip(best, tokens[-count:], strict=False)]
-
-    def warm_up(self, drawn: bool) -> None:
-        """Compile what chains need; and run the pass of `read` once, which packs weights for it."""
-        super().warm_up(drawn)
-        model, reads = self.model, leaves_as_is(self, DraftModel) and not self.tree.branches
-        if reads and not drawn and model.drafts_chains and model.max_length > READ:
-            _best_after(model, model.open(1), [0], [0] * READ, model.vocab_size)
 
     def in_row(self, batch: Batch, limit: int) -> RowRounds | None:
         """Chains that one call of the model drafts; None where it takes steps, and for trees."""

@@ -245,7 +245,11 @@ class OpenVinoBackend:
             Steps of the graphs that were compiled now.
         """
         keys = chain_keys(drawn, self._layers) if self.chains else []
-        return [key.steps or 0 for key in self.graphs.prepare(keys)]
+        made = [key.steps or 0 for key in self.graphs.prepare(keys)]
+        if made and not drawn and self.narrow is not None:
+            # A model that drafts best tokens reads outputs (`Drafter.read`): the first such pass packs weights again.
+            self.try_out(self._plain, WIDE)
+        return made
 
     def chain(self, cache: NativeCache, rows: Sequence[Sequence[int]], steps: int, draws: Draws | None) -> Chains:
         """See `NativeModel.chain`."""
