@@ -172,7 +172,9 @@ class DraftModel(Drafter):
         sequence, sampler = batch.sequences[0], batch.sampler
         chosen = sampler.all_greedy and not sampler.alters and not self.tree.branches
         fits = self._fits_source(sequence) and len(sequence.tokens) <= self.model.max_length
-        return chosen and fits and leaves_as_is(self, DraftModel)
+        # Passes that are captured by their sizes would be captured within a request.
+        captured = self.model.drafts_chains and not self.model.prefills_with_decode
+        return chosen and fits and not captured and leaves_as_is(self, DraftModel)
 
     def read(self, batch: Batch, most: int) -> list[bool]:
         """See `Drafter`: one pass over all that the model's cache lacks but the root."""
