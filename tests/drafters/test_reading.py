@@ -11,6 +11,7 @@ from foretoken.drafters import Cascade, DraftModel, NgramStorage
 from foretoken.drafters.base import READ
 from foretoken.models.native.compilation import CompiledGraph
 from foretoken.policy.lessons import Lessons
+from models.native.checkpoints import in_rooms
 from tiny import DEVICE, tiny_gpt2, tiny_llama
 
 TEXT = [7, 3, 9, 30, 1, 1, 4, 22, 16, 5, 8, 2, 27, 13, 6, 11, 25, 19, 28, 10, 14, 31, 0, 12, 17, 20, 23, 26, 29, 15]
@@ -117,6 +118,13 @@ def test_trees_and_methods_of_ones_own_are_not_read():
     assert not Own(tiny_llama(seed=3)).reads(batch)
     assert not DraftModel(tiny_llama(seed=3), tree="static").reads(batch)
     assert not NgramStorage().reads(batch)
+
+
+def test_models_whose_passes_are_captured_by_their_sizes_do_not_read():
+    """A size that no warm-up has captured would be captured within a request."""
+    model, batch = in_rooms(tiny_llama(seed=3), widths=(1, 4)), batch_of(output_of(TEXT[:4], TEXT[4:]))
+    assert model.drafts_chains
+    assert not DraftModel(model).reads(batch)
 
 
 def test_scores_that_are_no_numbers_tell_nothing():

@@ -12,7 +12,6 @@ from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, Grammar, SamplingParams, load
 from foretoken.drafters import Cascade, DraftModel, PromptLookup
 from foretoken.engine import drafted, recording
-from foretoken.engine.drafted import DraftedRounds
 from foretoken.errors import NumericalError, OutOfMemory
 from foretoken.limits import Limits
 from models.native.checkpoints import in_rooms
@@ -68,21 +67,6 @@ def any_pair(request):
 def pair():
     pytest.importorskip("openvino")
     return PAIRS["openvino"]()
-
-
-@pytest.fixture
-def together(monkeypatch):
-    """How many rounds went together each time."""
-    found, run = [], DraftedRounds.run
-
-    def watched(rounds, *arguments):
-        try:
-            return run(rounds, *arguments)
-        finally:
-            found.append(rounds.done)
-
-    monkeypatch.setattr(DraftedRounds, "run", watched)
-    return found
 
 
 def same(found, expected):

@@ -13,7 +13,6 @@ from foretoken import Engine, SamplingParams, load
 from foretoken.drafters import Cascade, Lookup, PromptLookup, Suffix
 from foretoken.drafters.continuations import Continuations
 from foretoken.engine import decode_loop, plain, prompts, recording
-from foretoken.engine.drafted import DraftedRounds
 from foretoken.errors import NumericalError, OutOfMemory
 from models.native.checkpoints import in_rooms
 from tiny import tiny_llama
@@ -64,21 +63,6 @@ TARGETS = {
 def target():
     pytest.importorskip("openvino")
     return native()
-
-
-@pytest.fixture
-def together(monkeypatch):
-    """How many rounds went together each time."""
-    found, run = [], DraftedRounds.run
-
-    def watched(rounds, *arguments):
-        try:
-            return run(rounds, *arguments)
-        finally:
-            found.append(rounds.done)
-
-    monkeypatch.setattr(DraftedRounds, "run", watched)
-    return found
 
 
 @pytest.fixture

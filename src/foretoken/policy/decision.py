@@ -119,11 +119,8 @@ class Decision:
         best = self._fitting(joints, with_models, *fitting, charged) if fitting else self._best(joints, with_models)
         value = best.worth - best.rho * (self.extra(best) + apart - self.apart)
         for row, choice in zip(rows, best.choices, strict=True):
-            row.reading, row.chosen, row.price = (
-                False,
-                choice,
-                self.rho * self.table.extra[choice.copied or choice.tokens],
-            )
+            row.chosen, row.reading = choice, False
+            row.price = self.rho * self.table.extra[choice.copied or choice.tokens]
             row.lasts = self.apart == apart or value >= 0.0
         if options and not any(choice.tokens and choice.drafter in options for choice in best.choices):
             for drafter, each in options.items():

@@ -38,13 +38,14 @@ def hope(decision: Decision, drafter: int) -> bool:
     row, most = decision.rows[0], 0.0
     if row.chosen.tokens or not may_hope(decision, drafter):
         return False
-    payable, reads = _payable(decision, row.request.guards[1].hopes), _reads(decision, drafter, row)
+    payable, reading = _payable(decision, row.request.guards[1].hopes), _reading(decision, drafter, row)
     for joint in decision.with_model(drafter, decision.options(drafter, hoping=True)):
         extra, change = decision.extra(joint), 2.0 * decision.costs.change  # to another width of passes, and back
         value = joint.worth - joint.rho * extra
-        spent = _reading(decision, drafter, row) if reads else extra + joint.spent + change
+        spent = extra + joint.spent + change if reading is None else reading
         if value > most and spent <= payable:
-            row.chosen, row.request.hoping, row.reading, most = joint.choices[0], True, reads, value
+            row.chosen, row.request.hoping, most = joint.choices[0], True, value
+            row.reading = reading is not None
             row.price = decision.rho * decision.table.extra[row.chosen.copied or row.chosen.tokens]
     return most > 0.0
 
@@ -66,9 +67,9 @@ def look(decision: Decision, drafter: int, options: list[list[Option]]) -> bool:
     if not due:
         return False
     (lag, at), guard = min(due), rows[0].request.guards[1]
-    reads = _reads(decision, drafter, rows[at])
+    reading = _reading(decision, drafter, rows[at])
     doubtful = rows[at].request.acceptance[drafter].engine.is_doubtful
-    part = max(guard.spare, guard.hopes) if reads and doubtful else guard.spare
+    part = max(guard.spare, guard.hopes) if reading is not None and doubtful else guard.spare
     if part <= 0.0:
         return False
     # A reproducible request learns nothing from others: one look may be all that it has, and may owe something.
@@ -79,11 +80,12 @@ def look(decision: Decision, drafter: int, options: list[list[Option]]) -> bool:
         # No look where the draft would not pay even if every token were accepted, in all rows.
         hopeful = length > decision.rho_model * (extra + call * share + decision.apart / decision.count)
         value = accepted - decision.rho_model * (extra + call)
-        spent = _reading(decision, drafter, rows[at]) if reads else extra + call + costs.lag * lag
+        spent = extra + call + costs.lag * lag if reading is None else reading
         if hopeful and spent <= payable and (not best or value > most):
             best, most = length, value
     if best:
-        rows[at].chosen, rows[at].request.looking, rows[at].reading = Choice(drafter, best), True, reads
+        rows[at].chosen, rows[at].request.looking = Choice(drafter, best), True
+        rows[at].reading = reading is not None
     return best > 0
 
 
@@ -92,11 +94,11 @@ def _payable(decision: Decision, part: float) -> float:
     return min(decision.affordable[1], part * decision.table.plain - decision.apart)
 
 
-def _reads(decision: Decision, drafter: int, row: Row) -> bool:
-    """Whether a model reads before it drafts; not in reproducible requests, whose choices depend on no clock."""
-    return drafter in row.reads and not decision.by_itself
+def _reading(decision: Decision, drafter: int, row: Row) -> float | None:
+    """Seconds that a model takes to read before it drafts; None where it doesn't.
 
-
-def _reading(decision: Decision, drafter: int, row: Row) -> float:
-    """Seconds that a model takes to read."""
+    It doesn't in reproducible requests, whose choices depend on no clock.
+    """
+    if drafter not in row.reads or decision.by_itself:
+        return None
     return decision.costs.draft(drafter, 1, 1, row.lags[drafter])
