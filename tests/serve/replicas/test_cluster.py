@@ -111,12 +111,13 @@ def full_queues_answer_429_and_errors_have_the_apis_form(cluster: Cluster) -> No
 def a_replicas_death_costs_only_what_it_was_streaming_and_another_one_comes(cluster: Cluster) -> None:
     before = cluster.counts("vllm:generation_tokens_total")
     victim = cluster.replicas()[0]  # to look for it takes long enough for short requests to end
-    streams = [begin(cluster, model="tiny-target", max_tokens=3000, seed=seed) for seed in range(4)]
     plain = []
     with ThreadPoolExecutor(4) as pool:
         for number in range(4):  # those that come at once may all go to the replica that is left
             plain.append(pool.submit(cluster.ask, prompt="the cat", seed=5, max_tokens=2400))
-            until(lambda number=number: cluster.gateway("foretoken:gateway_requests_in_flight") == 5 + number)
+            until(lambda number=number: cluster.gateway("foretoken:gateway_requests_in_flight") == 1 + number)
+        # Begun last: between their first tokens and the death there is no look at the cluster, in which they could end.
+        streams = [begin(cluster, model="tiny-target", max_tokens=3000, seed=seed) for seed in range(4)]
         os.kill(victim, signal.SIGKILL)
         answers = [one.result(LONGEST) for one in plain]
     assert [one.status for one in answers] == [200] * 4
