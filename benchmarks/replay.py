@@ -21,8 +21,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+from foretoken.engine.rehearsal import TOKENS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "policy"))
 from replay import FIXED, LOOKUP_AT, MODEL_AT, Engine, Machine, fixed, outputs
@@ -84,6 +87,10 @@ WORKLOADS = (
 )
 """Kinds of output, and how often the draft model is right."""
 
+ELSEWHERE = 0.12
+"""Standard deviation of how often a model is right in what it rehearses, about how often it is right in requests: these
+are about something else."""
+
 DRAFTERS = ((LOOKUP_AT,), (MODEL_AT,), (LOOKUP_AT, MODEL_AT))
 REQUESTS = 6
 
@@ -132,9 +139,19 @@ def measure(cell: Cell, machines: Mapping[str, Machine] = MACHINES, *, reads: bo
     plain = sum(fixed(machine, batches, MODEL_AT, 0))
     best = min(plain, *(sum(fixed(machine, batches, name, k)) for name in names for k in FIXED))
     follows = machine.apart > 0.0 and LOOKUP_AT in names  # a single row, between passes that go together
-    engine = Engine(machine, names, seed=cell.seed, error=1.15, follows=follows, reads=reads)
+    engine = Engine(
+        machine, names, seed=cell.seed, error=1.15, follows=follows, reads=reads, rehearsed=_rehearsed(cell)
+    )
     own = sum(map(engine.run, batches))
     return Speed(best / own, plain / own)
+
+
+def _rehearsed(cell: Cell) -> list[bool]:
+    """Which tokens of an answer to another question the model foresees."""
+    random = np.random.default_rng(2_000 + cell.seed)
+    rate = float(np.clip(random.normal(cell.right, ELSEWHERE), 0.02, 0.98)) if cell.right else 0.0
+    (answer,) = outputs("answer", rate, TOKENS, 1, 3_000 + cell.seed)
+    return answer.right
 
 
 def summary(title: str, found: dict[Cell, Speed]) -> Table:

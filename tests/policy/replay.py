@@ -7,7 +7,7 @@ machine's true costs; the policy itself sees them with noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -241,6 +241,8 @@ class Engine:
         reproducible: of its requests.
         assumed: what is assumed of costs for these; None for what the bytes alone say.
         reads: the model tells before hopes and looks what it foresees of the output so far, as with greedy requests.
+        rehearsed: which tokens of an output that nobody asked for the model foresees; of how often it is right they
+            tell as of greedy requests where it `reads`.
     """
 
     machine: Machine
@@ -251,6 +253,7 @@ class Engine:
     assumed: Costs | None = None
     follows: bool = False
     reads: bool = False
+    rehearsed: Sequence[bool] = ()
     kinds: dict[str, Kind] = field(default_factory=lambda: {LOOKUP_AT: LOOKUP, MODEL_AT: MODEL})
 
     def __post_init__(self) -> None:
@@ -276,6 +279,9 @@ class Engine:
             self.assumed or Costs.by_bytes(machine.weights, steps),
             extends=[name == MODEL_AT for name in self.drafters],
         )
+        if MODEL_AT in self.drafters:
+            rates = self.policy.rates(self.drafters.index(MODEL_AT), sampled=False)
+            rates.rehearse(self.rehearsed, rates=self.reads)
         if machine.apart:
             self.policy.costs.together.record(1, plain / (plain + machine.apart), 8)
         self.passes = Passes(machine)

@@ -18,6 +18,7 @@ from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.drafters.cascade_costs import passes_together
 from foretoken.engine.decode_loop import DecodeLoop
+from foretoken.engine.rehearsal import rehearse
 from foretoken.engine.row import Row
 from foretoken.limits import DEFAULT_LIMITS, Limits
 from foretoken.models.base import LanguageModel
@@ -28,7 +29,8 @@ from foretoken.sequence import Sequence
 from foretoken.verify import AnyVerifier
 
 SECONDS = 0.25
-"""Time for the second sweep over kinds of rounds, of which the first one may compile: a budget, by hand."""
+"""Time for the second sweep over kinds of rounds, of which the first one may compile, and as much for the answer that
+draft models read (`rehearsal`): a budget, by hand."""
 
 _WIDE = 8  # draft tokens of the widest pass that is always measured
 _WIDEST = LARGEST
@@ -118,6 +120,8 @@ def calibrate(
         if rounds:
             points.append((1 + _WIDEST, _typical([seconds - drafting for seconds, drafting in rounds])))
     cascade.measure(points, calls, change, together)
+    if points:
+        rehearse(target, cascade, verifier, limits, int(SECONDS / max(points[0][1], 1e-6)))
 
 
 def _together(

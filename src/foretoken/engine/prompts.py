@@ -261,7 +261,7 @@ def _chat(model: ReadsPrompts, messages: Any, tokenizer: Any, tools: list[dict[s
             _check_text(content, name)
             _check_size(model, tokenizer, content, name, model.max_length, PromptTooLong)
     _check_tokenizer(model)
-    if not getattr(tokenizer, "chat_template", None):
+    if not _has_template(tokenizer):
         raise PromptError(f"the tokenizer of {model.name} has no chat template: give the prompt as a string")
     try:
         encoded = tokenizer.apply_chat_template(
@@ -280,6 +280,15 @@ def _chat(model: ReadsPrompts, messages: Any, tokenizer: Any, tools: list[dict[s
     if not tokens:
         raise PromptError("prompt is empty: the chat template makes nothing of the messages")
     return tokens
+
+
+def _has_template(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def as_message(model: ReadsPrompts, text: str) -> Prompt:
+    """A text as a user's message where the model has a chat template, else as it is."""
+    return [{"role": "user", "content": text}] if _has_template(model.tokenizer) else text
 
 
 def _check_size(model: ReadsPrompts, tokenizer: Any, text: str, name: str, most: int, error: type[PromptError]) -> None:

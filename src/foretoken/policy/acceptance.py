@@ -17,6 +17,7 @@ An empty draft is not recorded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, inf, log, log2, sqrt
@@ -55,6 +56,9 @@ _RIGHT, _HARD, _SURE = 0.02, 0.6, 3.0
 """How often a useless drafter's first token is right; how often a useful one's is wrong where drafting is hard; and the
 limit of the logarithm of the odds (twice that towards use): assumed. After five wrong first tokens in a row a model is
 as likely useless as not, and after two right ones it is almost certainly of use."""
+
+_REHEARSED = 4.0
+"""Chains that a rehearsal counts as: tokens of a passage are alike, and requests are about something else."""
 
 _MOST = 0.985  # accepted tokens are never certain: 16 draft tokens at this rate are 14 expected ones
 
@@ -95,6 +99,21 @@ MODEL = Kind((0.64, 0.72, 0.74, 0.75), beginning=1.6, useless=0.09)
 # Of copies from a prediction, by tokens of the output that agree with it, plus 1 (benchmarks/prediction.py --rates).
 PREDICTION = Kind((0.08, 0.46, 0.8, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985), copies=True)
 TREES = Kind((0.6,), trees=True)
+
+
+def chains_in(right: Sequence[bool]) -> list[tuple[int, int, int]]:
+    """The chains that a drafter would have drafted of tokens, each of which ends with its first wrong one.
+
+    Args:
+        right: of each token, whether the drafter foresees it.
+
+    Returns:
+        Of each chain, the index of its first token, its tokens, and how many of them are right.
+    """
+    wrong = [at for at, foreseen in enumerate(right) if not foreseen]
+    ends = [*wrong, len(right)] if right and right[-1] else wrong
+    begins = [0, *(end + 1 for end in ends[:-1])]
+    return [(begin, min(end + 1, len(right)) - begin, end - begin) for begin, end in zip(begins, ends, strict=False)]
 
 
 class Factor:
@@ -148,6 +167,11 @@ class EngineRates:
         return 1.0 / (1.0 + exp(self._odds))
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing is known of it but its kind."""
+        return self.judged == 0 and self.all.expected == 0.0
+
+    @property
     def was_useful(self) -> bool:
         """Whether it has drafted, and is at least as probably of use as before its first draft."""
         return self.judged > 0 and self.use >= 1.0 - self.kind.useless
@@ -185,12 +209,35 @@ class EngineRates:
 
     def record(self, level: int, tried: int, accepted: int, emitted: int = BEGINNING, weight: float = 1.0) -> None:
         """Learn from a chain from this level on: of `tried` tokens that were judged, the first `accepted` are right."""
-        self._hazards = []
         self.judged += 1
+        self._use(accepted, weight)
+        self._count(level, tried, accepted, emitted, weight)
+
+    def rehearse(self, right: Sequence[bool], *, rates: bool = True) -> None:
+        """Learn from an output that nobody asked for: whether the drafter foresees each of its tokens.
+
+        It says whether the drafter is of use, and less of how often it will be right in requests. As after no draft at
+        all, it is in doubt whether the model is of use (`is_doubtful`) until requests have shown it.
+
+        Args:
+            right: of each token, from the output's first one on.
+            rates: whether it says how often the drafter will be right; else only whether it is of use.
+        """
+        chains = chains_in(right)
+        for begin, tried, accepted in chains:
+            self._use(accepted, 1.0)
+            if rates:
+                self._count(1, tried, accepted, begin, min(_REHEARSED / len(chains), 1.0))
+
+    def _use(self, accepted: int, weight: float) -> None:
+        """Learn from a chain's first token whether the drafter is of use."""
         if self.kind.useless:
             more = weight * (-log(_HARD) if accepted == 0 else log(_RIGHT / (1.0 - _HARD)))
             self._odds = min(max(self._odds + more, -2.0 * _SURE), _SURE)
-        expected = 0.0
+
+    def _count(self, level: int, tried: int, accepted: int, emitted: int, weight: float) -> None:
+        """Count a chain's rejection, if there is one, against what was expected; arguments as for `record`."""
+        self._hazards, expected = [], 0.0
         for depth in range(min(accepted + 1, tried)):
             at = min(level - 1 + depth, LEVELS - 1)
             hazard = self._shipped[at] * (self.kind.beginning if emitted + depth < BEGINNING else 1.0)

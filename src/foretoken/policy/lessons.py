@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 
-from foretoken.policy.acceptance import PREDICTION, Kind
+from foretoken.policy.acceptance import PREDICTION, Kind, chains_in
 from foretoken.policy.account import CREDIT, PACE, SHARE, Guard, would_gain
 from foretoken.policy.costs import Costs, time_apart
 from foretoken.policy.following import change_of
@@ -119,13 +119,10 @@ class Lessons:
         took, guard = min(seconds * exp(-costs.drift.value), LONGER * costs.draft(drafter, 1, 1, lag)), self.guards[1]
         looked = request.looking and guard.spare >= guard.hopes  # hopes pay where looks can't
         guard.settle(took / costs.plain(1), 0.0, looked=looked, hoped=not looked)
-        wrong = [at for at, foreseen in enumerate(right) if not foreseen]
-        ends = [*wrong, len(right)] if not wrong or wrong[-1] + 1 < len(right) else wrong
-        first, weight = 0, min(_READING * 0.5**acceptance.readings / max(len(ends), 1), 1.0)
-        for end in ends if right else ():
-            tried = min(end + 1, len(right)) - first
-            acceptance.record(tried, end - first, 0, begin + first, weight)
-            first = end + 1
+        chains = chains_in(right)
+        weight = min(_READING * 0.5**acceptance.readings / max(len(chains), 1), 1.0)
+        for first, tried, accepted in chains:
+            acceptance.record(tried, accepted, 0, begin + first, weight)
         if right:
             acceptance.readings += 1
             table = costs.table(1, LARGEST)
