@@ -3,22 +3,29 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full test-gpu test-clients test-vllm lint docs page install recipe clean
+.PHONY: demo test test-grid test-full test-gpu test-clients test-vllm lint docs page install recipe clean
 
 demo: $(VENV)/.installed
 	$(BIN)/foretoken demo
 
 # A test that hangs is ended after ten minutes, named, and shown where it stands; limits of its own end most before.
-test: lint
-	$(BIN)/python -m pytest -n auto --dist worksteal -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
-# Everything that `make test` leaves out for time: the whole grid of drafters, verifiers and sampling options.
+# Every test, and every sixth case of those that have many slow ones.
+test: lint
+	$(PYTEST)
+
+# Every case of them: what continuous integration runs.
+test-grid: lint
+	$(PYTEST) --grid
+
+# Everything that these leave out for time: the whole grid of drafters, verifiers and sampling options.
 test-full: lint
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "full or not full"
+	$(BIN)/python -m pytest -n auto --dist worksteal --grid -m "full or not full"
 
 # On a machine with a GPU, with a PYTHON that has PyTorch for it: what tests make in memory runs there.
 test-gpu:
-	FORETOKEN_TEST_DEVICE=cuda $(PYTHON) -m pytest -n 8 --dist worksteal tests/verify tests/sampling tests/models tests/heads tests/drafters tests/exactness tests/engine
+	FORETOKEN_TEST_DEVICE=cuda $(PYTHON) -m pytest -n 8 --dist worksteal --grid tests/verify tests/sampling tests/models tests/heads tests/drafters tests/exactness tests/engine
 
 # The server with clients of other people, which go into an environment of their own.
 test-clients: $(VENV)/.installed

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -24,6 +25,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 sys.path.insert(0, str(Path(__file__).parent))
 
 torch.set_num_threads(1)
+
+
+GRID = 6
+"""Of the cases of a test that is marked as a grid, `make test` runs every so many-th; `make test-grid` runs all."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--grid", action="store_true", help=f"all cases of grids, not every {GRID}th")
+
+
+@pytest.hookimpl(trylast=True)  # behind -k and -m: of what they leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for `make test-grid`."""
+    if config.getoption("--grid"):
+        return
+    seen: Counter[str] = Counter()
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        leave = item.get_closest_marker("grid") is not None and seen[test] % GRID > 0
+        (left if leave else kept).append(item)
+        seen[test] += 1
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
 
 
 def pytest_collection_finish() -> None:

@@ -219,6 +219,7 @@ def few_bits_apart() -> list[tuple[int, int]]:
     return [pair for at, pair in enumerate(pairs) if not {*pair} & {token for other in pairs[:at] for token in other}]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("pairs", [tied_before, few_bits_apart])
 @pytest.mark.parametrize("along", ["seeds", "positions"])
 def test_noise_of_two_token_ids_is_independent(pairs, along):

@@ -52,6 +52,7 @@ def test_a_correct_sampler_passes(passed):
     assert "would have been found with probability 0.99" in passed.summary
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("without_picture")
 @pytest.mark.parametrize("fault", [colder, leaning, truncated, permuted])
 def test_a_wrong_sampler_fails(worlds, fault):

@@ -44,6 +44,7 @@ def forecast(states):
     return next(state for state in states if state.wanted and state.seconds_left is not None)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("tv", [0.3, 0.15])
 def test_the_time_of_small_worlds_is_foretold(worlds, clock, tv):
     states, plan = [], AuditPlan(tv=tv, max_seconds=100_000)
@@ -61,6 +62,7 @@ def test_the_time_of_small_worlds_is_foretold(worlds, clock, tv):
     assert told.seconds_left == pytest.approx(took, rel=0.15)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("tv", [0.1, 0.05])
 def test_the_time_of_a_model_is_foretold(world, clock, tv):
     states, plan = [], AuditPlan(tv=tv, max_seconds=100_000)
@@ -96,6 +98,7 @@ def test_the_power_of_two_samples_is_foretold(world, clock):
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("limits", [{"max_samples": 1100}, {"max_seconds": 70}])
 def test_limits_that_end_two_samples_too_early_are_foretold(world, clock, limits):
     report, told = compare(world, clock, AuditPlan(tv=0.05, **limits))

@@ -53,6 +53,7 @@ def audit(worlds, verifier, drafter=None, plan=None):
     return audit_worlds(make, worlds, plan or AuditPlan(tv=0.3))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["token", pytest.param("block", marks=pytest.mark.full), "coupled"])
 def test_lossless_verifiers_pass(worlds, name):
     assert audit(worlds[1:2], name).verdict == "PASS"
@@ -69,6 +70,7 @@ def test_lossy_verifiers_fail(worlds, name):
     assert report.verdict == "FAIL"
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("without_picture")
 @pytest.mark.parametrize("name", ["adjustment skipped", "bonus of the wrong row"])
 def test_some_mutants_fail(worlds, name):

@@ -47,6 +47,7 @@ def test_the_reference_is_a_plain_pass_over_the_rounded_weights(file):
     assert end_tokens(reference) == model.eos_token_ids
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "runner",
     [

@@ -259,6 +259,7 @@ def test_trace_in_colour_strikes_rejected_tokens_through(call):
     assert re.search(r"\x1b\[[\d;]*9;31m", traced)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -342,6 +343,7 @@ def test_bad_input_is_one_readable_line_and_status_2(call, models, arguments, na
         assert part in result.stderr
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_models_say_so(quantize, call, models):
     pair = ["--target", models.native, "--drafter", models.native]
@@ -360,6 +362,7 @@ def test_a_drafter_of_another_vocabulary_is_refused(call, models):
     assert models.foreign in result.stderr
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("vocab", ["auto", "intersection", "text"])
 def test_a_drafter_of_another_vocabulary_is_told_of(call, models, vocab):
     options = ["--drafter", models.foreign, "-n", "8", "-t", "0", "--ignore-eos", "--vocab", vocab]

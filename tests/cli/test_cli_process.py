@@ -31,6 +31,7 @@ def test_help_is_quick_and_loads_no_torch():
     assert "--num-speculative-tokens" in done.stdout
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"]])
 def test_help_in_a_terminal_of_few_characters(arguments):
     done = subprocess.run(
@@ -151,6 +152,7 @@ def test_a_full_disk_is_named():
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -120,6 +120,7 @@ def chi_square(page, drafter, verifier, draws=1500):
     return float(((found - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["follower", "follower-tree", "markov"])
 def test_sampled_output_has_the_targets_distribution(page, name):
     made = {

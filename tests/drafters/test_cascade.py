@@ -263,6 +263,7 @@ def test_rows_get_in_a_batch_what_they_get_alone(temperature, verifier):
         assert [one.stats.drafted for one in together] == [one.stats.drafted for one in alone]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("learning", [TokenRecycling, NgramStorage, Lookahead])
 def test_a_drafters_state_of_a_row_does_not_depend_on_other_rows(learning):
     def engine():
@@ -497,6 +498,7 @@ class Recorded(DraftModel):
         return super().propose(batch, limits)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", [None, 4])
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_model_is_not_asked_where_a_text_is_too_long_for_it(others, seed):

@@ -113,6 +113,7 @@ def pair(drafters=None, **options):
     return engine
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_model_behind_copies_keeps_its_draft_length_while_these_are_not_asked(temperature, steady):
     """Coupled, so that the output is the target's own at any temperature."""

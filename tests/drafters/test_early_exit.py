@@ -139,6 +139,7 @@ def test_greedy_texts_are_the_targets(runner, make):
     assert sum(one.rounds for one in stats) < sum(one.rounds for one in (plain_one.stats for plain_one in plain))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("tree", ["static", "dynamic"])
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_trees(runner, tree):
@@ -151,6 +152,7 @@ def test_trees(runner, tree):
     assert max(one.stats.mean_acceptance_length for one in trees) > 1.5
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_drawn_trees_keep_the_targets_distribution(runner):
     """So many draws find a deviation of 0.13 in total variation with probability 0.99."""
@@ -163,6 +165,7 @@ def test_drawn_trees_keep_the_targets_distribution(runner):
     assert g_test(samples, joint_distribution(module, PROMPTS[0][:5], SamplingParams(), 3)) > 0.01 / len(RUNNERS)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("runner", ["hf", "torch", "openvino"])
 def test_texts_that_grow_beyond_the_short_frequencies(runner):
     """Drafting across the length from which on a text is read with other frequencies, which takes reading it anew."""
@@ -200,6 +203,7 @@ def test_drafts_beside_rows_that_are_still_reading(runner):
     assert [request.completion.token_ids for request in requests] == plain
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_seed_gives_one_text_alone_and_in_a_batch(runner):
     model = target(runner)

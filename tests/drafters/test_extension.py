@@ -51,6 +51,7 @@ class Watched(DraftModel):
         return super().propose(batch, limits)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("verifier", "option"), [("token", "plain"), ("block", "penalties"), ("traversal", "top_p")])
 def test_extended_copies_leave_the_targets_distribution(verifier, option):
     assert option in OPTIONS
@@ -62,6 +63,7 @@ def test_extended_copies_leave_the_targets_distribution(verifier, option):
     assert g_test(samples, target_distribution("llama", "cascade", option)) > ERROR_LEVEL
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_after_copies_that_were_wrong_the_models_cache_is_right_again(temperature):
     """The draft model is the target: whatever it drafts behind right tokens is right, if its cache is."""

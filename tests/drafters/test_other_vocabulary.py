@@ -273,6 +273,7 @@ def test_text_is_drafted_well_where_the_drafter_knows_the_target(vocab):
     assert stats.accepted > (0.6 if vocab == "text" else 0.99) * stats.drafted
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("vocab", ["intersection", "text"])
 def test_rows_come_and_go(vocab):
     engine = Engine(target(), drafter("sentencepiece"), "token", 3, vocab=vocab, max_batch_size=2)
@@ -282,6 +283,7 @@ def test_rows_come_and_go(vocab):
     assert together == [engine.generate(prompt, one).token_ids for prompt, one in zip(prompts, params, strict=True)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("vocab", ["intersection", "text"])
 def test_texts_longer_than_the_drafter_takes_are_read_from_a_later_place(vocab):
     engine = Engine(target(), drafter("byte-bpe", n_positions=40), "token", 6, vocab=vocab)
@@ -381,6 +383,7 @@ def check_distribution(case: tuple[str, ...], draws: int, alone: int) -> None:
     assert draw(other_letters(kind, vocab, verifier, 1), option, alone, first_seed) == samples[:alone]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_outputs_have_the_targets_distribution(case):
     check_distribution(case, QUICK_DRAWS, alone=10)

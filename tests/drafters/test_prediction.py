@@ -353,6 +353,7 @@ def replayed_target():
     return load(tiny_llama(seed=1, vocab_size=400, num_hidden_layers=1))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_useless_prediction_costs_next_to_nothing(temperature):
     """Tokens of the output in another order, which are recognised now and then, and others."""

@@ -193,6 +193,7 @@ def engine_of(target, model, call, **options):
     return engine
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_that_would_not_pay_by_what_is_assumed_is_read_before_it_drafts(kind, told):
     """It is the target itself, at a price that only a model pays that is nearly always right."""

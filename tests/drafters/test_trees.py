@@ -85,6 +85,7 @@ def check(case: tuple, draws: int, tests: int) -> None:
     assert [engine.generate(PROMPT, one).token_ids[:LENGTH] for one in params[:12]] == samples[:12]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", QUICK, ids="-".join)
 def test_trees_keep_the_targets_distribution(case):
     check(case, 1_500, len(QUICK))

@@ -49,6 +49,7 @@ def theirs(module, prompt, max_new_tokens, **options):
     return results
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_transformers(name):

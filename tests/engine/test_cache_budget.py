@@ -175,6 +175,7 @@ def test_one_limit_holds_for_streams_and_calls_together():
     assert not engine._loops.budget.held()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("begun", [False, True])
 def test_calls_of_several_threads_wait_for_each_other(begun):
     """One share is left, beside a stream that nobody reads or alone: who has none waits, and is not refused."""

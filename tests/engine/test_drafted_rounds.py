@@ -76,6 +76,7 @@ def same(found, expected):
         assert getattr(found.stats, name) == getattr(expected.stats, name), name
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("kind", "k"), [*((kind, 3) for kind in PARAMS), *product(("greedy", "drawn"), (1, 9))])
 def test_outputs_and_drafts_are_those_of_single_rounds(any_pair, together, kind, k):
     target, drafter = any_pair
@@ -273,6 +274,7 @@ def test_chains_that_end_early_are_warned_of_and_verified(pair, monkeypatch, tog
     assert found.stats.drafts < found.stats.rounds
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("longest", [30, 31, 45])
 def test_a_drafter_drafts_no_further_than_it_can_read(pair, together, longest):
     target = pair[0]
@@ -473,6 +475,7 @@ def test_seconds_of_each_round_are_learnt_apart(pair, together, monkeypatch):
     assert sum(one.seconds + one.call for one in rounds) < whole
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rounds_of_a_model_beside_copies_end_when_these_are_due(pair, together, monkeypatch, temperature):
     engine, asked = timed(pair, PromptLookup()), []

@@ -56,6 +56,7 @@ class Tree(Drafter):
 # --- what is generated --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_qwen3, tiny_gemma3, tiny_t5])
 def test_greedy_equals_transformers(make):
     target = make(seed=1)
@@ -72,6 +73,7 @@ def test_greedy_equals_transformers(make):
             assert engine.generate(PROMPTS[0], GREEDY).token_ids == wanted[0]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("make", [tiny_llama, tiny_t5])
 def test_coupled_gives_one_text_for_every_drafter_k_and_batch_size(make):
     target = make(seed=1)
@@ -125,6 +127,7 @@ def test_tokens_do_not_depend_on_another_stream_in_between(drafter):
         assert tokens == alone
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("verifier", ["token", "block"])
 def test_what_a_request_said_biases_no_other_of_the_same_seed(verifier):
     model = load(tiny_llama(vocab_size=8, seed=1, num_hidden_layers=1))

@@ -66,6 +66,7 @@ def plain_leads(engine):
             gains.tokens = -1000.0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_outputs_are_those_of_plain_decoding(target, calls, temperature):
     """At a temperature with the verifier that gives one output for a seed whatever is drafted."""
@@ -120,6 +121,7 @@ def test_rows_that_are_not_called_are_not_asked(target, monkeypatch):
         assert engine.generate(prompt, params).stats.drafted == 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("why", ["log probabilities", "a stop text", "a batch"])
 def test_rows_that_cannot_be_followed_are_asked_for_at_intervals(byte_target, monkeypatch, why):
     """Where the request before was followed, a request that can't be is expected to be until its first plain round."""

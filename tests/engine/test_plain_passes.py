@@ -84,6 +84,7 @@ def watch(model, monkeypatch, break_at=None, how=None):
     return passes
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", PARAMS)
 @pytest.mark.parametrize("drafter", [None, "lookup"])
 def test_outputs_are_those_of_rounds_of_one_pass(any_target, kind, drafter):
@@ -102,6 +103,7 @@ def test_outputs_are_those_of_rounds_of_one_pass(any_target, kind, drafter):
                 )
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("quick_calibration")
 @pytest.mark.parametrize("drafter", ["lookup", ["lookup", "model"], "model"])
 def test_seeded_requests_draft_as_much_in_the_same_rounds(target, draft_model, drafter, monkeypatch):

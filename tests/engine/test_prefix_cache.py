@@ -79,6 +79,7 @@ def _rows(target, prompts):
     return [Row(make_sequence(target, prompt, GREEDY), target, verifier=get("token")) for prompt in prompts]
 
 
+@pytest.mark.grid
 def test_nobody_waits_for_a_later_one_whatever_the_prompts(target):
     # Prompts that share prefixes of several lengths with several others, in every order.
     pool = [S[:9], S[:17], [*S[:12], 1, 2, 3], [*S[:12], 1, 2, 4], [*S[:6], 9, 9]]

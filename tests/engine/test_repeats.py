@@ -77,6 +77,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     ("drafter", "quantize", "threads"),
@@ -104,6 +105,7 @@ def test_a_seed_gives_one_output_whatever_was_asked_for_before(drafter, quantize
         assert engine.generate(prompt, _seeded(seed)).token_ids == found[prompt, seed]
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("quantize", "threads"), [(None, 2), ("int8", 1)], indirect=["threads"])
 def test_a_batch_of_seeds_gives_one_output_whatever_was_asked_for_before(quantize):
@@ -116,6 +118,7 @@ def test_a_batch_of_seeds_gives_one_output_whatever_was_asked_for_before(quantiz
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_a_prompt_of_several_passes_gives_one_output_whether_it_was_copied(quantize):
     engine, random = Engine(_target(quantize), "none", limits=Limits(prefill_tokens=20)), Random(3)

@@ -352,6 +352,7 @@ def values_of(thing, seen=None):
     return {name: values_of(value, seen) for name, value in fields.items() if name not in ("_decided", "_tables")}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize(("temperature", "verifier"), [(0.0, "block"), (1.0, "block"), (1.0, "token")])
 @pytest.mark.parametrize("costs", COSTS)

@@ -258,6 +258,7 @@ class Reads:
 SYSTEM = [1 + (5 * i) % 29 for i in range(80)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("runner", ["hf", "native"])
 def test_a_beginning_that_requests_share_is_read_once(monkeypatch, runner):
     target, drafter = (load(model, runner=runner) for model in pair())

@@ -16,6 +16,7 @@ def target():
     return load(tiny_llama(seed=1))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", range(4))
 def test_an_output_is_the_same_whatever_happens_between_its_rounds(target, seed, monkeypatch):
     assume_cpus(monkeypatch)

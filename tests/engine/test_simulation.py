@@ -39,6 +39,7 @@ def check(first: int, last: int, operations: int = OPERATIONS, pairs: list[tuple
             pytest.fail(f"history {seed}: {found}\nshortened, {fault((setting, operations))}:\n{setting}\n{told}")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("part", range(5))
 def test_every_request_gets_what_it_gets_alone(part):
     size = QUICK // 5

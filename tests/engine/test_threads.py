@@ -32,6 +32,7 @@ def is_free(model: object) -> bool:
         return other.submit(take).result()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("runner", ["native", "hf"])
 def test_every_pass_has_the_model_to_itself(runner, monkeypatch):
     target, drafter = (load(tiny_llama(seed=seed), runner=runner) for seed in (1, 2))
@@ -132,6 +133,7 @@ def test_drafters_that_are_equal_have_turns_of_their_own():
     assert Engine(load(tiny_llama(seed=1)), first).generate(PROMPTS[0], PARAMS).error is None
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("runner", ["native", "hf"])
 @pytest.mark.parametrize("engines", [1, 3])
 def test_threads_get_what_they_would_get_alone(runner, engines):

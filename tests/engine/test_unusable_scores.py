@@ -41,6 +41,7 @@ def test_a_grammar_without_a_token_behind_the_end_of_an_output_does_not_matter(r
         assert (other.finish_reason, other.stop_reason) == (plain.finish_reason, plain.stop_reason)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("drafted", [True, False])
 def test_some_outputs_end_before_it_and_some_do_not(target, drafted):
     """The tokens before the error are those of plain decoding, in the completion and in the stream."""

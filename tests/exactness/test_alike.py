@@ -53,6 +53,7 @@ def plain_history(dtype):
     return history_of(Engine(skip_unless_alike(TARGET, dtype), "none"))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_drafts_change_no_bit_of_a_greedy_output(drafter, dtype):
@@ -69,6 +70,7 @@ def plain_outputs(dtype):
     return [bits(plain.generate(prompt, greedy())) for prompt in prompts_of(3)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("k", [1, 4, 16])
 def test_no_fixed_number_of_drafts_changes_a_bit(k):
     dtype = "bfloat16" if load(TARGET).dtype.itemsize == 2 else "float32"
@@ -98,6 +100,7 @@ def test_a_prediction_changes_no_bit(monkeypatch):
     assert max(asked) == MOST_ALIKE - 1
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("drafter", ["none", "both"])
 def test_other_rows_change_no_bit(drafter):
     """Rows of a batch, which join and leave at different times."""
@@ -157,6 +160,7 @@ def test_nothing_is_drafted_beside_a_longer_prompt_that_is_to_be_alike(length, l
     assert [4] in counts[1:]
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("quick_calibration")
 @pytest.mark.parametrize("drafter", ["ngram-storage", "recycling"])
 @pytest.mark.parametrize("temperature", [0.5, 0.05])

@@ -46,6 +46,7 @@ def test_copied_prefixes_of_prompts_change_no_bit(length, further):
     assert found.stats.cached == len(longer) - 1
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("drafter", ["auto", f"auto,{DRAFTER}"])
 def test_tokens_that_grammars_force_change_no_bit(drafter):
     target = alike_folder(TARGET, "float32")

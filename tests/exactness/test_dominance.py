@@ -56,6 +56,7 @@ def test_and_more_on_ordinary_pairs():
     assert block > token * 1.02
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mode", MODES)
 @examples(30)
 @given(data=st.data())

@@ -60,6 +60,7 @@ def test_shortcuts_are_lossless(name, kind, way):
             errors(Drawn(get(name), **WAYS[way]), shape, tables, mode, tolerance)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["token", "block", "traversal"])
 def test_shortcuts_are_lossless_on_longer_chains_padding_and_unequal_vocabularies(name):
     errors(Drawn(get(name)), (0, 1, 2), pair("independent", 3, 3, seed=50), "with replacement", TOLERANCE)
@@ -135,6 +136,7 @@ def test_every_verifier_is_lossless_as_it_is_drawn(name, mode):
             errors(Drawn(get(name), dtype=torch.float32), shape, tables, mode, FLOAT32_TOLERANCE)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["token", "block", "traversal"])
 def test_drawing_by_blocks_of_the_vocabulary_is_lossless(name):
     tables = pair("independent", 5, 1, seed=70)

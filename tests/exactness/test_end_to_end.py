@@ -28,6 +28,7 @@ from grid import (
 )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: "-".join(map(str, case)))
 def test_every_pair_of_options_has_the_targets_distribution(case):
     check(case, len(QUICK), alone=QUICK_ALONE, draws=QUICK_DRAWS)
@@ -39,6 +40,7 @@ def test_every_three_options_have_the_targets_distribution(case):
     check(case, len(GRID), alone=40, draws=DRAWS)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", MODELS)
 def test_single_requests_get_what_they_get_in_a_batch(kind):
     """So they have the distribution of the batches above, with default limits too."""

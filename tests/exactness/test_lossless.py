@@ -62,6 +62,7 @@ def test_trees(name, shape, kind):
         prove(name, shape, pair(kind, 3, depth_of(shape), seed), mode, padding=seed % 2)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", BRANCHING)
 def test_binary_depth_three(name):
     for seed, mode in enumerate(modes_of(name, BINARY_3)):

@@ -189,6 +189,7 @@ def check(case, draws, level):
     assert g_test(samples, expected(kind, option, language, 2 if drafter == "early-exit" else 1)) > level
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", QUICK, ids="-".join)
 def test_outputs_follow_the_masked_targets_distribution(case):
     check(case, DRAWS, 0.01 / len(QUICK))
@@ -205,6 +206,7 @@ def test_the_long_list_has_every_three_values_of_different_axes():
     assert set().union(*(tuples(case, 3) for case in GRID)) == everything
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_a_request_gets_the_same_tokens_alone_and_in_a_batch_with_others(verifier):
     seed = 31
@@ -289,6 +291,7 @@ def leave_out_the_renormalisation(monkeypatch):
     monkeypatch.setattr(Sampler, "probabilities", wrong)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("verifier", ["token", "traversal"])
 @pytest.mark.parametrize("mutate", [drop_the_mask_at_a_node, mask_q, leave_out_the_renormalisation])
 def test_a_wrong_mask_is_found(mutate, verifier, monkeypatch):

@@ -35,6 +35,7 @@ def sample(engine: Engine, option: str, prediction, seeds: range) -> list[list[i
     return [one.token_ids[:LENGTH] for one in found]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("at", range(len(VERIFIERS)), ids=VERIFIERS)
 def test_the_distribution_is_the_targets_whatever_is_predicted(at):
     """Every verifier, with a drafter, a draft length and sampling options that take turns, and three predictions."""
@@ -49,6 +50,7 @@ def test_the_distribution_is_the_targets_whatever_is_predicted(at):
         assert g_test(samples, expected) > ERROR_LEVEL / TESTS
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("verifier", ["token", "traversal"])
 def test_the_earlier_output_of_the_same_seed_may_be_predicted(verifier):
     """Such a prediction depends on the seed's uniforms; the request's own ones must not be these."""

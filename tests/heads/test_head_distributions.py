@@ -109,6 +109,7 @@ def check(case: tuple, draws: int, tests: int) -> None:
     assert [single.generate(PROMPT, one).token_ids[:LENGTH] for one in wanted[:8]] == samples[:8]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", QUICK, ids=name_of)
 def test_heads_keep_the_targets_distribution(case):
     check(case, 1_000, len(QUICK))

@@ -85,6 +85,7 @@ def test_the_distributions_of_an_eagle3_chain_are_those_of_the_slow_reference(ba
     assert compared > 12
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_tree_of_eagle3_has_the_distributions_of_the_slow_reference_at_every_node(backend):
     model = tiny_llama(seed=1)
@@ -105,6 +106,7 @@ def test_a_tree_of_eagle3_has_the_distributions_of_the_slow_reference_at_every_n
     assert branching
 
 
+@pytest.mark.grid
 @pytest.mark.skipif("openvino" not in BACKENDS, reason="needs OpenVINO")
 @pytest.mark.parametrize("quantize", ["int8", "w8a8"])
 def test_a_rounded_head_is_close_to_the_head(quantize):
@@ -226,6 +228,7 @@ def test_greedy_texts_are_the_targets_in_batches_that_rows_join_and_leave(kind, 
     assert all(one.stats.drafted > 20 for one in drafted)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_get_in_a_batch_what_they_get_alone(backend, temperature):
@@ -387,6 +390,7 @@ def _broken(head):
     return head
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("kind", "draft_vocab_size"), [("eagle3", None), ("eagle3", 20), ("draft-model", None), ("early-exit", None)]
 )
@@ -432,6 +436,7 @@ def test_how_a_row_is_drafted_for_does_not_depend_on_the_others(kind, draft_voca
     assert not all(one[3] for one in of(prompts[2], seen_together))
 
 
+@pytest.mark.grid
 @pytest.mark.skipif("openvino" not in BACKENDS, reason="needs OpenVINO")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["eagle3", "draft-model", "early-exit"])

@@ -79,6 +79,7 @@ def test_custom_stopping_criteria_get_every_token():
     assert seen == [9, 10, 11, 12, 13]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("verifier", ["token", "coupled"])
 def test_samples_have_the_distribution_of_generates_options(verifier):
     model, small = tiny_llama(vocab_size=8, seed=1), tiny_llama(vocab_size=8, seed=2)

@@ -96,6 +96,7 @@ def test_the_parts_are_the_calls_that_the_native_runner_makes():
         assert call_parts(tokens, CHAIN_STEPS[::-1]) == made
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("options", "sizes"), [({}, SIZES), ({"temperature": 0.0}, SIZES), ({"top_p": 0.9}, ())])
 def test_an_engine_prices_its_draft_model_by_how_it_drafts(options, sizes):
     """With a part of the distribution alone, tokens are drawn one by one."""

@@ -44,6 +44,7 @@ def test_copies_that_begin_after_many_requests_without_any_are_made(machine):
     assert followed > 1.1 * alone or alone > 1.6, (followed, alone)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 @pytest.mark.parametrize(("workload", "length"), [("chat", 48), ("chat", 200), ("code", 48), ("random", 120)])
 def test_where_hardly_a_copy_pays_next_to_nothing_is_lost(machine, workload, length):

@@ -146,6 +146,7 @@ NEARLY = {
 """Machines where drafts cost nearly what a model of which nothing is known is expected to gain."""
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("drafters", [(MODEL_AT,), (LOOKUP_AT, MODEL_AT)], ids=["alone", "beside copies"])
 def test_a_model_that_is_mostly_right_is_found_in_the_first_requests(drafters):
     """Nothing drafted for hundreds of tokens there, where the model would have gained a fifth or more."""

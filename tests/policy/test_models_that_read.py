@@ -224,6 +224,7 @@ def shares(machine, hard, reads):
     return exp(fmean(map(log, found)))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("hard", [0, 1])
 def test_models_that_read_are_found_sooner(hard):
     """Where drafts cost nearly what they gain a model's first drafts cost so much that it was not tried again."""

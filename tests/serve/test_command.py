@@ -194,6 +194,7 @@ def test_the_engines_process_does_not_outlive_the_server(target):
         connection.close()
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
 @pytest.mark.parametrize("how", [(), ("--engine-process",)])
 def test_a_chat_template_may_come_from_a_pipe(how, tmp_path, target):

@@ -571,6 +571,7 @@ def test_a_part_is_written_at_once_where_the_client_takes_it_and_the_body_is_in_
 CHAT = {"messages": [{"role": "user", "content": "the cat"}]}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("path", "fields", "texts"),
     [

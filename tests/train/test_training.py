@@ -55,6 +55,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", SHAPES)
 def test_training_raises_acceptance_and_the_engine_takes_the_result(kind, target, data, corpus, tmp_path):
     corpus = replace(corpus, num_samples=320, held_out=60)

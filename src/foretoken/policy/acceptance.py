@@ -58,7 +58,9 @@ limit of the logarithm of the odds (twice that towards use): assumed. After five
 as likely useless as not, and after two right ones it is almost certainly of use."""
 
 _REHEARSED = 4.0
-"""Chains that a rehearsal counts as: tokens of a passage are alike, and requests are about something else."""
+"""Chains that a rehearsal counts as: tokens of a passage are alike, and requests are about something else. In replays
+of machines where a model nearly pays, first six requests, a model had 0.962 of the best fixed length without a
+rehearsal, 0.968 with 2, 0.969 with 4, 0.970 with 8; beside copies 0.963, 0.968, 0.969 and 0.968."""
 
 _MOST = 0.985  # accepted tokens are never certain: 16 draft tokens at this rate are 14 expected ones
 

@@ -64,6 +64,7 @@ def check(engine, case, tests, draws):
     assert draw(engine(drafter, verifier, 1), option, 20, 7_000_003) == samples[:20]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_outputs_have_the_targets_distribution(case, engine):
     check(engine, case, len(CASES), QUICK_DRAWS // 5)

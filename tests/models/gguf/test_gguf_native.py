@@ -267,6 +267,7 @@ def resident(folder):
     return size, lies
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="the system doesn't say what lies in memory")
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=needs_int8) for kind in ("Q8_0", "Q4_K")] + ["BF16"])
 def test_weights_are_read_from_the_disk_once_and_leave_memory(kind, rounded_file, monkeypatch, tmp_path):
@@ -498,6 +499,7 @@ def test_targets_that_a_model_drafts_for_run_where_several_tokens_cost_least(rou
         load(path, drafted="yes")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
 def test_16_bits_among_others_are_widened_before_or_in_a_pass_with_the_same_scores(kind, files, monkeypatch):
     from foretoken.models.native import widening

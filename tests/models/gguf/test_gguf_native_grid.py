@@ -78,6 +78,7 @@ def check(model, expected, case, tests, draws):
     assert sum(same) >= 0.8 * ALONE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_outputs_have_the_distribution_of_the_rounded_model(case, model, expected):
     check(model, expected, case, len(CASES), QUICK_DRAWS // 5)

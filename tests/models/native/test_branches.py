@@ -68,6 +68,7 @@ def any_model(request):
     return native(module, dtype=dtype), module
 
 
+@pytest.mark.grid
 def test_scores_are_those_of_graphs_by_themselves(any_model):
     """To the last bit, over histories: branches take turns at random, over chains and trees."""
     backend = any_model[0].backend
@@ -90,6 +91,7 @@ def test_scores_are_those_of_graphs_by_themselves(any_model):
         at += width if parents is None else 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("drawn", [False, True])
 def test_chains_are_those_of_graphs_by_themselves(drawn, by_itself):
     module, found = tiny.tiny_llama(), []
@@ -176,6 +178,7 @@ def test_which_passes_over_prompts_have_graphs_of_their_own():
     assert narrow.for_pass([Feed(0, 0, [1] * 66, 0, None)], 1) is None
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {"quantize": "int4"}])
 def test_prompts_have_none_where_padding_tells(options):
     backend = native(tiny.tiny_llama(), **options).backend
@@ -205,6 +208,7 @@ def test_keys_and_values_of_zeros_are_seen_to_be_written():
     assert all(map(is_branch, backend.narrow._passes.values()))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("quantize", [None, "int8", "int4", "w8a8", "w4a8"])
 def test_branches_share_weights(quantize):
     backend = native(tiny.tiny_llama(), dtype="bfloat16", quantize=quantize).backend
@@ -451,6 +455,7 @@ def refusal(monkeypatch):
     monkeypatch.setattr(compilation, "branched", fail)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("change", [no_addresses, copied_keys, refusal])
 def test_each_graph_is_compiled_by_itself_where_branches_are_impossible(change, monkeypatch):
     change(monkeypatch)

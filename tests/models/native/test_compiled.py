@@ -50,6 +50,7 @@ def qwen3(kept, monkeypatch):
     return model
 
 
+@pytest.mark.grid
 @needs_compiler
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_equals_plain_passes(qwen3, batch_size):

@@ -76,6 +76,7 @@ def check(case: tuple[str, str, str, str], tests: int, draws: int) -> None:
     assert sum(same) >= (0.8 if rounds_inputs else 1) * ALONE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", [*CASES, *CASES_ROUNDED], ids="-".join)
 def test_outputs_have_the_distribution_of_the_rounded_model(case):
     check(case, len(CASES) + len(CASES_ROUNDED), QUICK_DRAWS)

@@ -83,6 +83,7 @@ def scores(model, cache, tokens, parents=None, **options):
     return model.forward(tokens, above.expand(rows, -1), torch.full((rows,), size), cache, **options)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("steps", [1, 3, 8])
 def test_narrow_chains_are_the_same(draws, steps, run):

@@ -199,6 +199,7 @@ def test_drawn_chains_are_draws_from_the_very_distributions_they_name(dtype, ste
     assert chained.lengths.tolist() == [11 + steps, 21, 5]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 def test_drawn_chains_end_where_scores_are_no_numbers(broken):
     module = tiny.tiny_llama()
@@ -400,6 +401,7 @@ def test_torch_works_alone_where_openvino_has_threads():
         torch.set_num_threads(before)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("texts", [(5,), (5, 9), (BLOCK,)])
 def test_padding_leaves_no_trace(texts, monkeypatch):
     module = tiny.tiny_llama()

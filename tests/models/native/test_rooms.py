@@ -221,6 +221,7 @@ def test_early_exits_share_rooms_and_what_is_captured_there():
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", ["draft-model", "prompt-lookup", "recycling", None])
 def test_engine_writes_the_same_as_over_transformers(drafter, temperature):
@@ -391,6 +392,7 @@ def test_what_is_captured_is_used_by_later_batches(captures):
     assert len(captures) == 1
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("drafter", ["auto", "draft-model", "recycling"])
 def test_warm_up_captures_what_requests_need(drafter, captures):
     """Of one row: prompts of any length, chains and trees, drafts now and then, greedy and sampled."""
@@ -513,6 +515,7 @@ CASES = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_outputs_have_the_targets_distribution(case):
     """In a batch, with logits on the CPU; alone the same, with logits where the model is."""

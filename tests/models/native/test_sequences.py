@@ -92,6 +92,7 @@ def one_by_one(backend, prompt=PROMPT, end=END):
     return torch.cat(found)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_scores_do_not_depend_on_what_stands_beside_a_token(make, dtype):

@@ -53,6 +53,7 @@ def compiled(monkeypatch):
     return found
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("kind", "verifier"),
     [
@@ -76,6 +77,7 @@ def test_nothing_is_compiled_inside_a_request(kind, verifier, compiled):
     assert not [key for key, running in compiled if running]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("drafter", ["draft-model", "eagle3"])
 def test_chains_are_compiled_for_the_first_request_that_drafts_so(drafter, compiled):
     target = load_part("target", backend="openvino")
@@ -101,6 +103,7 @@ def test_graphs_are_compiled_once(compiled):
     assert len(compiled) == len(set(compiled)) == 1 + 2 * len(CHAIN_STEPS)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["none", "draft-model", "eagle3"])
 def test_after_a_warm_up_the_first_request_waits_for_nothing(kind, compiled, monkeypatch):
     calibrated = []

@@ -62,6 +62,7 @@ def wide():
     return tiny.tiny_llama(32, intermediate_size=5120)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("name", [*FAMILIES, "wide"])
 def test_scores_are_the_same_to_the_last_bit(name, half, tmp_path, gains):
