@@ -8,9 +8,9 @@ import torch
 from batches import batch_of, chain_of, sequence_of
 from foretoken import Engine, SamplingParams, load
 from foretoken.drafters import Cascade, DraftModel, NgramStorage
-from foretoken.drafters.base import READ
 from foretoken.models.native.compilation import CompiledGraph
 from foretoken.policy.lessons import Lessons
+from foretoken.policy.request import READ
 from models.native.checkpoints import in_rooms
 from tiny import DEVICE, tiny_gpt2, tiny_llama
 

@@ -7,9 +7,9 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 from foretoken import Engine, SamplingParams, load
 from foretoken.drafters import DraftModel, NgramStorage
-from foretoken.drafters.base import READ
 from foretoken.engine import calibration, rehearsal
 from foretoken.engine.rehearsal import TOKENS
+from foretoken.policy.request import READ
 from tiny import tiny_llama
 
 GREEDY, DRAWN = SamplingParams(temperature=0.0, max_new_tokens=24), SamplingParams(max_new_tokens=24, seed=1)

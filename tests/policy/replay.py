@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretoken.drafters.base import READ
 from foretoken.models.widths import PassWidths
 from foretoken.policy.acceptance import LOOKUP, MODEL, Kind
 from foretoken.policy.copies import Copies
 from foretoken.policy.costs import Costs, DrafterCosts
 from foretoken.policy.lines import Line
 from foretoken.policy.policy import Policy
-from foretoken.policy.request import LONGEST, Offer, Row
+from foretoken.policy.request import LONGEST, READ, Offer, Row
 from foretoken.policy.steady import Prices, Told
 
 FIXED = (1, 2, 3, 5, 8, 12, 16)
@@ -335,8 +334,8 @@ class Engine:
                     offers.append(Offer(self.drafters.index(LOOKUP_AT), min(LONGEST, room), match))
                 requests[row].emitted = at
                 lags = [0 if followed[row] else unseen[row]] * len(self.drafters)
-                told = self.reads and len(batch) == 1 and min(lags[0] - 1, at) >= READ
-                models = frozenset(range(len(self.drafters))) if told else frozenset()
+                reads = self.reads and len(batch) == 1 and not self.reproducible
+                models = frozenset(range(len(self.drafters))) if reads else frozenset()
                 rows.append(Row(requests[row], room, lags, offers, reads=models))
             held = policy.choose(rows, self.passes.told, len(resting))
             if rows and rows[0].reading:

@@ -20,9 +20,6 @@ from foretoken.sampling import Sampler
 from foretoken.sequence import Sequence
 from foretoken.verify.base import Verdict
 
-READ = 16
-"""Tokens of an output of which a model tells at most whether it foresees them (`Drafter.read`)."""
-
 
 @dataclass(frozen=True)
 class Batch:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from weakref import ref
 
 from foretoken.draft import Listed
-from foretoken.drafters.base import READ, Batch, Drafter
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.models.widths import PassWidths
 from foretoken.policy import store
 from foretoken.policy.acceptance import LOOKUP, MODEL, PREDICTION, TREES, Kind
 from foretoken.policy.lessons import is_heard
 from foretoken.policy.policy import Policy
-from foretoken.policy.request import LARGEST, LONGEST, Offer, Request, Row
+from foretoken.policy.request import LARGEST, LONGEST, READ, Offer, Request, Row
 from foretoken.sequence import Sequence
 
 _SAVE_ROUNDS = 64  # costs and rates are stored after so many rounds, and whenever the rounds have doubled since
@@ -75,10 +75,10 @@ class State:
             drafters: of the cascade.
         """
         sequence = batch.sequences[row]
-        emitted = self.request.emitted = len(sequence.tokens) - sequence.prompt_length
+        self.request.emitted = len(sequence.tokens) - sequence.prompt_length
         lags = [self.lag(at, drafter, sequence) if drafter.models else 0 for at, drafter in enumerate(drafters)]
         alone = len(batch.sequences) == 1
-        unread = [at for at, lag in enumerate(lags) if min(lag - 1, emitted) >= READ] if alone else ()
+        readers = [at for at, drafter in enumerate(drafters) if drafter.reads(batch)] if alone else ()
         return Row(
             self.request,
             room=min(limit, batch.depths[row]) if batch.depths else limit,
@@ -87,7 +87,7 @@ class State:
             trees=batch.trees[row],
             most=limit,
             barred=barred_in(batch, row, drafters),
-            reads=frozenset(at for at in unread if drafters[at].reads(batch)) if unread else frozenset(),
+            reads=frozenset(readers),
         )
 
     def lag(self, at: int, drafter: Drafter, sequence: Sequence) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence as AbstractSequence
 import torch
 
 from foretoken.draft import Draft, no_draft
-from foretoken.drafters.base import READ, Batch, Drafter
+from foretoken.drafters.base import Batch, Drafter
 from foretoken.drafters.cascade import Cascade
 from foretoken.engine.decode_loop import DecodeLoop
 from foretoken.engine.prompts import as_message, make_sequence
@@ -20,6 +20,7 @@ from foretoken.engine.row import Row
 from foretoken.errors import PromptError
 from foretoken.limits import Limits
 from foretoken.models.base import LanguageModel
+from foretoken.policy.request import READ
 from foretoken.sampling import SamplingParams
 from foretoken.verify import AnyVerifier
 

@@ -40,7 +40,8 @@ of it 0.014. "By hand" means that nothing in the repository gives the value.
 | `account.HOPES` | the same of hopes | replays |
 | `acceptance.HOPE` | standard deviations by which models are hoped to be better | replays; by the clock |
 | `account.CREDIT`, `HELD` | plain rounds that an account begins with, and holds at most | replays |
-| `account.GRANT` | plain rounds that models may lose more with each request | replays: flat; by the clock |
+| `account.GRANT` | plain rounds that models may lose more with each request | replays; by the clock |
+| `acceptance._REHEARSED` | chains that a rehearsal counts as | replays: flat |
 | `lead.SIZES`, `_MEMORY` | draft lengths that are followed; rounds over which gains are averaged | replays: flat |
 | `lead._LEAST_TRUST` | least share of its expected gain that a call is trusted to have | by hand |
 | `request._CHANCE` | plain rounds that a row of a batch may be behind by chance | replays: flat from 3 to 6 |

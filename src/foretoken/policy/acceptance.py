@@ -8,6 +8,7 @@ one above it and moved by its own evidence, which fades.
 1. *Engine* (`EngineRates`): one factor for the drafter, and for copies below it one for each level; over all requests,
    greedy and sampled ones apart. The levels of a model's drafts are depths, which differ little: with a factor for
    each, a first rejection counted three times, and hard beginnings of two requests in a row ended a model's drafts.
+   What a model foresees of an answer that nobody asked for (`foretoken.engine.rehearsal`) counts as a few drafts.
 2. *Request* (`Acceptance`): one factor, and below it one for each length of the match. One factor needs fewer rounds to
    estimate than sixteen rates do, and short drafts say something of longer ones.
 

@@ -15,10 +15,11 @@ SHARE = 0.005
 CREDIT = 12.0
 """Plain rounds that an account begins with: what a useless drafter may cost at first."""
 
-GRANT = 2.0
+GRANT = 5.0
 """Plain rounds that the account of models gains with every request, up to `CREDIT`: a hard request does not tell how
 later ones will be (for copies see `Missed`). In replays of a small target whose account was empty at first, a model
-that is worth 1.3 to 1.4 times plain decoding was not used at all without it."""
+that is worth 1.3 to 1.4 times plain decoding was not used at all without it. Of one that reads, and is right half as
+often at an output's beginning, it had 0.924 of the best fixed length with 2, and 0.945 with 5."""
 
 HELD = 3 * CREDIT
 """Plain rounds that an account holds at most: what drafts have gained, they may lose again. Drafts that gain a third of

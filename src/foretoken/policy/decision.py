@@ -17,7 +17,7 @@ from foretoken.policy.copies import Copies, prefixes
 from foretoken.policy.costs import Costs, Table
 from foretoken.policy.options import Chains, Joint, Option, Worths, may_pay, of_rounds
 from foretoken.policy.request import LARGEST, LONGEST, NODES, PLAIN, Choice, Row
-from foretoken.policy.trials import hope, look, may_hope
+from foretoken.policy.trials import hope, look, may_hope, reserve
 from foretoken.policy.widths import Widths, widths_from
 
 
@@ -43,6 +43,7 @@ class Decision:
         rho_model: likewise, of drafts of models.
         affordable: seconds that each of the two accounts can pay for.
         width: least width of the pass; 0 for any.
+        pays: whether a model would pay that drafted in every round.
         beyond: whether the rows are too many for any model to pay (`may_pay`).
     """
 
@@ -95,6 +96,7 @@ class Decision:
         self._chains = Chains()
         self._drafts = {at: self.options(at) for at in models}
         models_pace = self._pace_of_models(self._drafts)
+        self.pays = models_pace > 1.0
         if models_pace <= 1.0:
             begins = any(row.request.emitted < BEGINNING for row in rows)
             later = {at: self.options(at, BEGINNING) for at in models if begins}
@@ -107,6 +109,8 @@ class Decision:
         # These tokens are emitted in any case: a pace that no choice reaches here would only favour plain rounds.
         self.rho_model = max(pace if count > 1 else self.base, models_pace, alone) * count / plain
         self.affordable = [guard.balance * plain - apart for guard in rows[0].request.guards]
+        rows[0].reserved = max((reserve(self, at) for at in self._drafts), default=0.0)
+        self._limits = self.affordable[0], self.affordable[1] - rows[0].reserved * plain
         self.decide(widths, charged)
 
     def decide(self, widths: tuple[Widths, int, int] | None, charged: int) -> None:
@@ -130,7 +134,7 @@ class Decision:
     def _best(self, copied: list[Joint], with_models: list[Joint]) -> Joint:
         """The best option where every pass is only as wide as its tokens."""
         best, most = copied[0], 0.0
-        for joints, affordable in zip((copied, with_models), self.affordable, strict=True):
+        for joints, affordable in zip((copied, with_models), self._limits, strict=True):
             for joint in joints:
                 extra = self.extra(joint)
                 value = joint.worth - joint.rho * extra
@@ -165,7 +169,7 @@ class Decision:
                     joint = joints.pop()  # the next one that fits
                     if here is None or joint.worth > here.worth:
                         bests[kind] = here = joint
-                if here is not None and padded + here.spent <= self.affordable[kind]:
+                if here is not None and padded + here.spent <= self._limits[kind]:
                     net = here.worth - here.rho * extra
                     if net > value:
                         best, value = here, net

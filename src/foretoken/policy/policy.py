@@ -45,7 +45,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretoken.policy.acceptance import Acceptance, EngineRates, Kind
+from foretoken.policy.acceptance import BEGINNING, Acceptance, EngineRates, Kind
 from foretoken.policy.account import EARNED, FORESEEN, OWED, PACE, Guard, Pace, Runs
 from foretoken.policy.copying import Copying
 from foretoken.policy.costs import Costs, time_apart
@@ -303,18 +303,18 @@ class Policy:
         table = self.costs.table(1, LARGEST)
         rho = max(request.pace.of(request.above[0]), 1.0) / table.plain
         if model:
-            if request.looking or not row.lasts:
+            if request.looking or not row.lasts or (request.hoping and request.emitted < BEGINNING):
                 return None
             tokens, guard = chosen.tokens, self.guards[1]
-            lost = table.extra[tokens] + table.calls[chosen.drafter][tokens]
+            lost, reserved = table.extra[tokens] + table.calls[chosen.drafter][tokens], row.reserved
             acceptance = request.acceptance[chosen.drafter]
             seen = acceptance.judged + min((acceptance.engine.judged - acceptance.judged) // 2, MOST)
         elif not request.asked or not request.copying.earns or request.missed is not None or row.refused:
             return None
         else:
             guard, seen = self.guards[0], request.rounds
-            lost = table.extra[LONGEST] + table.asking[0]
-        spare = min(guard.balance, guard.hopes) if request.hoping else guard.balance
+            lost, reserved = table.extra[LONGEST] + table.asking[0], 0.0
+        spare = min(guard.balance, guard.hopes if request.hoping else guard.balance) - reserved
         rounds = min(MOST, int(spare * table.plain / max(lost + table.apart, 1e-9)), seen // 2)
         return Prices(table, rho, least, rounds - 1, tokens) if rounds > 1 else None
 

@@ -26,6 +26,9 @@ NODES = (4, 8, 16, 32)
 LARGEST = NODES[-1]
 """Most draft tokens that are considered: nodes of a tree, or tokens of a copy."""
 
+READ = 16
+"""Tokens of an output of which a model tells whether it foresees them, before it drafts in a hope or a look."""
+
 _CHANCE = 4.0
 """Most plain rounds that a row of a batch may be behind the mean by chance. Without this, an unlucky one of four rows
 with the same acceptance emptied the account of all: 0.80 of the best fixed choice with half of the seeds (a small
@@ -167,9 +170,11 @@ class Row:
         barred: drafters that may not be asked.
         calls: of each drafter, the sizes of its calls in this row (`DrafterCosts.sizes`); empty to leave these as they
             were.
-        reads: drafters that can tell, before they draft, which tokens of the output they foresee (`Lessons.read`).
+        reads: drafters that can tell, before they draft, which tokens of the output they foresee, as soon as there are
+            `READ` that they have not seen (`Lessons.read`).
         chosen: the choice; this and the following are filled by `Policy.choose`.
         reading: the drafter of the choice is to tell that first; then the row is to be decided anew.
+        reserved: plain rounds of the account of models that drafts leave, for a reading.
         weight: what a token of the row is worth.
         alone: the best choice without a model.
         gain: expected gain of `alone` over a plain round of one pass, in tokens.
@@ -194,6 +199,7 @@ class Row:
     reads: frozenset[int] = frozenset()
     chosen: Choice = PLAIN
     reading: bool = False
+    reserved: float = 0.0
     weight: float = 1.0
     alone: Choice = PLAIN
     gain: float = 0.0

@@ -10,14 +10,17 @@ A first draft costs as much as four or five plain rounds, most of it for all tha
 token or two. So a model that can (`Row.reads`) first reads the output, and tells which of its tokens it foresees: of
 sixteen, at the price of its lag alone. It is decided anew with what that shows (`Lessons.read`). While it is in doubt
 whether the model is of use (`EngineRates.is_doubtful`), hopes pay for a look that reads, too; what its drafts would
-have gained there, hopes may lose again.
+have gained there, hopes may lose again. Trials of such a model may also lose what drafts have gained, and all that the
+account holds where the model would pay if it drafted in every round: then only the first draft is too dear. Drafts
+leave so much in the account as a reading takes (`reserve`), so that a hard beginning is not the last word.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foretoken.policy.request import Choice, Row
+from foretoken.policy.account import CREDIT
+from foretoken.policy.request import READ, Choice, Row
 
 if TYPE_CHECKING:
     from foretoken.policy.decision import Decision
@@ -30,7 +33,8 @@ def may_hope(decision: Decision, drafter: int) -> bool:
     rates = request.acceptance[drafter].engine
     # Of a model of which nothing is known a reproducible request has a look.
     useful = rates.was_useful if rates.judged or decision.by_itself else not request.too_early(drafter)
-    return decision.count == 1 and useful and not decision.kinds[drafter].trees and request.guards[1].hopes > 0.0
+    payable = hopes_of(decision, drafter) > 0.0
+    return decision.count == 1 and useful and not decision.kinds[drafter].trees and payable
 
 
 def hope(decision: Decision, drafter: int) -> bool:
@@ -38,7 +42,8 @@ def hope(decision: Decision, drafter: int) -> bool:
     row, most = decision.rows[0], 0.0
     if row.chosen.tokens or not may_hope(decision, drafter):
         return False
-    payable, reading = _payable(decision, row.request.guards[1].hopes), _reading(decision, drafter, row)
+    reading = _reading(decision, drafter, row)
+    payable = _payable(decision, hopes_of(decision, drafter), reads=reading is not None)
     for joint in decision.with_model(drafter, decision.options(drafter, hoping=True)):
         extra, change = decision.extra(joint), 2.0 * decision.costs.change  # to another width of passes, and back
         value = joint.worth - joint.rho * extra
@@ -69,11 +74,13 @@ def look(decision: Decision, drafter: int, options: list[list[Option]]) -> bool:
     (lag, at), guard = min(due), rows[0].request.guards[1]
     reading = _reading(decision, drafter, rows[at])
     doubtful = rows[at].request.acceptance[drafter].engine.is_doubtful
-    part = max(guard.spare, guard.hopes) if reading is not None and doubtful else guard.spare
+    part = guard.spare
+    if reading is not None:
+        part = max(part, _gained(decision), guard.hopes if doubtful else 0.0)
     if part <= 0.0:
         return False
     # A reproducible request learns nothing from others: one look may be all that it has, and may owe something.
-    payable = decision.affordable[1] if decision.by_itself else _payable(decision, part)
+    payable = decision.affordable[1] if decision.by_itself else _payable(decision, part, reads=reading is not None)
     share, best, most = (1.0 + costs.row * (len(rows) - 1)) / len(rows), 0, 0.0
     for length, accepted, *_ in options[at][:3]:
         call, extra = table.calls[drafter][length], table.extra[length]
@@ -89,16 +96,41 @@ def look(decision: Decision, drafter: int, options: list[list[Option]]) -> bool:
     return best > 0
 
 
-def _payable(decision: Decision, part: float) -> float:
-    """Seconds that a model's draft may cost if this part of its account, in plain rounds, pays for it."""
-    return min(decision.affordable[1], part * decision.table.plain - decision.apart)
+def hopes_of(decision: Decision, drafter: int) -> float:
+    """Plain rounds that hopes may lose; those of a model that reads first, also what drafts have gained."""
+    row = decision.rows[0]
+    hopes = row.request.guards[1].hopes
+    return max(hopes, _gained(decision)) if _reads(decision, drafter, row) else hopes
+
+
+def _gained(decision: Decision) -> float:
+    """What the account of models holds beyond its first credit; all that it holds if one pays in every round."""
+    balance = decision.rows[0].request.guards[1].balance
+    return balance if decision.pays else balance - CREDIT
+
+
+def reserve(decision: Decision, drafter: int) -> float:
+    """Plain rounds that drafts of a model leave in its account, so that it can read where all of them were wrong."""
+    row = decision.rows[0]
+    if decision.count > 1 or not _reads(decision, drafter, row):
+        return 0.0
+    costs, table = decision.costs, decision.table  # after drafts passes get another width, and after the reading, too
+    return (costs.draft(drafter, 1, 1, 2 * READ) + table.apart + 2.0 * costs.change) / table.plain
+
+
+def _payable(decision: Decision, part: float, *, reads: bool) -> float:
+    """Seconds that a model's draft, or its reading, may cost if this part of its account, in plain rounds, pays."""
+    kept = 0.0 if reads else decision.rows[0].reserved * decision.table.plain
+    return min(decision.affordable[1] - kept, part * decision.table.plain - decision.apart)
 
 
 def _reading(decision: Decision, drafter: int, row: Row) -> float | None:
-    """Seconds that a model takes to read before it drafts; None where it doesn't.
-
-    It doesn't in reproducible requests, whose choices depend on no clock.
-    """
-    if drafter not in row.reads or decision.by_itself:
+    """Seconds that a model takes to read before it drafts; None where it doesn't, or has seen too much already."""
+    if not _reads(decision, drafter, row) or min(row.lags[drafter] - 1, row.request.emitted) < READ:
         return None
     return decision.costs.draft(drafter, 1, 1, row.lags[drafter])
+
+
+def _reads(decision: Decision, drafter: int, row: Row) -> bool:
+    """Whether a model reads first; not in reproducible requests, whose choices depend on no clock."""
+    return drafter in row.reads and not decision.by_itself
