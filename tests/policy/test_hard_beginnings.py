@@ -78,7 +78,13 @@ def test_a_reading_may_take_what_the_account_holds_where_a_model_would_pay_in_ev
     policy.choose([row])
     assert row.chosen.tokens
     assert row.reading
-    guard.balance = read - 0.5
+    guard.balance = 0.01  # drafts should have left the reserve of a reading, which may be owed
+    policy.choose([row])
+    assert not row.chosen.tokens
+    row.lags = [READ + 1]
+    policy.choose([row])
+    assert row.reading
+    guard.balance = 0.0
     policy.choose([row])
     assert not row.chosen.tokens
 

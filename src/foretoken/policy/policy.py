@@ -16,11 +16,11 @@ and the estimates are, requests that would take T plain rounds lose at most
     SHARE T + CREDIT + G
 
 plain rounds by each of two accounts from an engine's first request on, and with `HELD` in place of `CREDIT` from any
-later one on: one of free drafters, one of models. For models G is `GRANT` for each request, and what drafts would have
-gained of tokens that a model has read (`Lessons.read`). For free drafters it is what drafts would have gained that the
-account could not pay for (`Missed`, `Lead.missed`). Both are above 0 only where more drafts would have been faster. Of
-a batch the row counts that has fallen behind plain decoding most (`fell_behind`): drafts that speed one request up slow
-all others down.
+later one on: one of free drafters, one of models. For models G is `GRANT` for each request, what drafts would have
+gained of tokens that a model has read (`Lessons.read`), and what one reading may owe (`Row.reserved`). For free
+drafters it is what drafts would have gained that the account could not pay for (`Missed`, `Lead.missed`). What drafts
+would have gained is above 0 only where more of them would have been faster. Of a batch the row counts that has fallen
+behind plain decoding most (`fell_behind`): drafts that speed one request up slow all others down.
 
 Plain rounds that are padded because of drafts, and passes that get narrower after them, are charged to the account that
 drafted last, unless a prompt was in the wide pass. Free drafters take time in every row for which they are asked, and a

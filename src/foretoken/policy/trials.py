@@ -119,9 +119,17 @@ def reserve(decision: Decision, drafter: int) -> float:
 
 
 def _payable(decision: Decision, part: float, *, reads: bool) -> float:
-    """Seconds that a model's draft, or its reading, may cost if this part of its account, in plain rounds, pays."""
-    kept = 0.0 if reads else decision.rows[0].reserved * decision.table.plain
-    return min(decision.affordable[1] - kept, part * decision.table.plain - decision.apart)
+    """Seconds that a model's draft, or its reading, may cost if this part of its account, in plain rounds, pays.
+
+    Drafts leave the reserve of a reading. What they and the passes after them take is known by estimates alone, so that
+    less may be left: where a model would pay in every round, a reading may owe the reserve.
+    """
+    row, table = decision.rows[0], decision.table
+    reserved, part = row.reserved * table.plain, part * table.plain - decision.apart
+    if not reads:
+        return min(decision.affordable[1] - reserved, part)
+    owed = reserved if decision.pays and row.request.guards[1].balance > 0.0 else 0.0
+    return min(decision.affordable[1], part) + owed
 
 
 def _reading(decision: Decision, drafter: int, row: Row) -> float | None:
